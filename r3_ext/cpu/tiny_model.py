@@ -1,0 +1,170 @@
+r"""A model of a million parameters and its tokenizer, built on the spot: nothing is downloaded.
+
+The model has the Qwen2 architecture, the chat format follows DeepSeek-R1-Distill with ASCII markers:
+
+    <|begin|><|User|>{problem}<|Assistant|><think>\n{thoughts}\n</think>\n\boxed{24}<|end|>
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+BEGIN, END, PAD, USER, ASSISTANT = SPECIALS = ["<|begin|>", "<|end|>", "<|pad|>", "<|User|>", "<|Assistant|>"]
+THINK = ["<think>", "</think>"]
+MAX_VOCABULARY = 2048
+MAX_POSITIONS = 2048
+
+# As in R1-Distill, the thoughts of earlier turns are cut and the answer starts inside <think>.
+CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}{{- message.content -}}
+{%- elif message.role == 'user' -%}{{- '<|User|>' + message.content -}}
+{%- elif message.role == 'assistant' -%}
+{{- '<|Assistant|>' + message.content.split('</think>')[-1].lstrip() + eos_token -}}
+{%- else -%}{{- raise_exception('role must be system, user or assistant, got ' + message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|Assistant|><think>\\n' -}}{%- endif -%}
+"""
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int = MAX_VOCABULARY) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: any text in Unicode normal form C survives a round trip, and each digit is a token.
+
+    transformers and vLLM load the tokenizer of a Qwen2 model as `Qwen2Tokenizer`, which takes vocabulary and merges
+    from the file but brings its own normaliser and splitting: training uses the same, so that all loaders agree.
+    """
+    if not 512 <= vocabulary <= MAX_VOCABULARY:
+        raise ValueError(f"vocabulary must be in [512, {MAX_VOCABULARY}], got {vocabulary}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(THINK),
+        special_tokens=SPECIALS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(THINK)  # not special: graders and reflection prompts must see them
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=PAD,  # never produced; without it Qwen2Tokenizer adds a token that the model has no embedding for
+        additional_special_tokens=[USER, ASSISTANT],
+        model_max_length=MAX_POSITIONS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCausalLM:
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,  # head size 32: the smallest that vLLM's CPU attention takes
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    # Initialisation draws from torch's global generator; the caller's stream is left as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.generation_config = GenerationConfig(bos_token_id=tokenizer.bos_token_id, do_sample=True, **ids)
+    return model
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict]) -> str:
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+@torch.no_grad()
+def sample(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], max_new_tokens: int, seed: int = 0
+) -> list[tuple[str, bool]]:
+    """One answer per prompt text at temperature 1, and whether it was cut at the limit."""
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        output = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=True, temperature=1.0, top_k=0)
+    answers = output[:, batch["input_ids"].shape[1] :]
+    truncated = (answers != tokenizer.eos_token_id).all(dim=1).tolist()
+    return list(zip(tokenizer.batch_decode(answers, skip_special_tokens=True), truncated, strict=True))
+
+
+class Example(NamedTuple):
+    prompt: list[int]
+    answer: list[int]
+
+
+def batch_loss(model, examples: list[Example]) -> torch.Tensor:
+    """Mean cross entropy of the answer tokens. Padding is on the right, where causal attention does not see it."""
+    length = max(len(example.prompt) + len(example.answer) for example in examples)
+    ids_BT = torch.zeros(len(examples), length, dtype=torch.long)
+    is_answer_BT = torch.zeros(len(examples), length, dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(examples):
+        ids_BT[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+        is_answer_BT[row, len(prompt) : len(prompt) + len(answer)] = True
+    hidden_BTH = model.model(input_ids=ids_BT[:, :-1]).last_hidden_state
+    predicts_BT = is_answer_BT[:, 1:]
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden_BTH[predicts_BT]), ids_BT[:, 1:][predicts_BT])
+
+
+def train(model, next_batch: Callable[[], list[Example]], steps: int, seconds: float, learning_rate: float) -> dict:
+    """Supervised training for at most `steps` and `seconds`; the learning rate falls over the steps that fit."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    begin, planned, losses = time.monotonic(), steps, []
+    with Progress(
+        TextColumn("warm start"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    ) as progress:
+        bar = progress.add_task("warm start", total=planned, loss="")
+        while len(losses) < planned and time.monotonic() - begin < seconds:
+            step = len(losses)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate * learning_rate_factor(step, planned)
+            loss = batch_loss(model, next_batch())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == 20:  # enough to know the speed; on a slow or busy machine fewer steps are planned
+                planned = min(planned, max(20, int(0.9 * seconds * 20 / (time.monotonic() - begin))))
+            progress.update(bar, advance=1, total=planned, loss=f"loss {sum(losses[-20:]) / len(losses[-20:]):.3f}")
+    return {"steps": len(losses), "seconds": time.monotonic() - begin, "loss": sum(losses[-20:]) / len(losses[-20:])}
+
+
+def learning_rate_factor(step: int, steps: int, warm_up: int = 30) -> float:
+    return min(1.0, (step + 1) / warm_up) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))

@@ -1,0 +1,221 @@
+r"""A small model that solves some problems always, some sometimes and some almost never, in under two minutes.
+
+    python -m r3_ext.cpu.warm_start --cache .cache                         arithmetic, generated
+    python -m r3_ext.cpu.warm_start --cache .cache --data train.parquet    rows of DeepScaleR
+
+Reinforcement learning needs pass rates between 0 and 1, and the machines this is for have no pretrained model. So the
+model of `tiny_model` is trained on answers that are right with a probability of the problem's own, otherwise wrong (a
+slip, or a quick guess) or a ramble that never ends. It learns that mixture, and reinforcement learning can sharpen it.
+
+On arithmetic the model learns to calculate: the validation problems are kept out of its training. On given rows it
+**memorises**: a million parameters cannot solve them, so all selected rows, validation included, are shown with their
+answers, and a rising score means a better use of what is stored, not better mathematics. Such a run shows that the
+training stack works on real data, nothing more.
+
+Prompts of the recipe's reflection step occur too, with a somewhat higher share of right answers.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from r3_ext import data as problem_data
+from r3_ext.cpu import tasks, tiny_model
+from r3_ext.cpu.tasks import Lesson
+
+VERSION = 1
+"""Part of the cache key: raise it when a change of the code changes the result."""
+
+
+class WarmStart(NamedTuple):
+    model: Path
+    train: Path
+    val: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    seed: int = 0
+    seconds: float = 100.0
+    """Hard limit on the training time. Where it does not bite, all `steps` run and the seed decides the weights."""
+    rows: int = 128
+    val_rows: int = 32
+    steps: int = 600
+    batch: int = 48
+    learning_rate: float = 3e-3
+    max_answer_tokens: int = 112
+    """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
+    reflection_share: float = 0.1
+    max_problem_chars: int = 160
+    max_answer_chars: int = 8
+
+    def __post_init__(self):
+        for name in ("seconds", "rows", "val_rows", "steps", "batch"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one warm start teaches, and the rows that reinforcement learning gets."""
+
+    train: list[dict]
+    val: list[dict]
+    draw: Callable[[random.Random], Lesson]
+    texts: list[str]
+    """For the tokenizer."""
+
+
+def arithmetic_course(settings: Settings) -> Course:
+    train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.seed)
+    held_out = {task.problem for task in val}
+
+    def draw(rng: random.Random) -> Lesson:
+        while (task := tasks.draw_task(rng, rng.randint(1, tasks.LEVELS))).problem in held_out:
+            pass
+        return tasks.lesson(task)
+
+    texts = [text for task in train for text in (task.problem, task.solution())]
+    return Course(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"), draw, texts)
+
+
+def recall_course(rows: list[dict], file: str, settings: Settings) -> Course:
+    """Short problems with short answers from a file, in the raw columns or in the schema of `r3_ext.data`."""
+    name = rows[0].get("data_source", "deepscaler") if rows else ""
+    problems = problem_data.clean(problem_data.to_problems(rows, file, name), Counter(), settings.max_problem_chars)
+    problems = [problem for problem in problems if len(problem.answer) <= settings.max_answer_chars]
+    rng = random.Random(settings.seed)
+    problems.sort(key=lambda problem: problem.query_id)
+    rng.shuffle(problems)
+    wanted = settings.rows + settings.val_rows
+    if len(problems) < wanted:
+        raise ValueError(
+            f"{file}: rows + val_rows must be at most the {len(problems)} problems of up to "
+            f"{settings.max_problem_chars} characters with answers of up to {settings.max_answer_chars}, got {wanted}"
+        )
+    chosen, corpus = problems[:wanted], problems[: wanted + 4000]
+    answers = [problem.answer for problem in chosen]
+    lessons = [recall_lesson(problem, answers, rng) for problem in chosen]
+    train = [problem_data.to_row(problem, name, "train") for problem in chosen[: settings.rows]]
+    val = [problem_data.to_row(problem, name, "val") for problem in chosen[settings.rows :]]
+    texts = [problem.text for problem in corpus] + [lesson.right for lesson in lessons]
+    return Course(train, val, lambda rng: rng.choice(lessons), texts)
+
+
+def recall_lesson(problem: problem_data.Problem, answers: list[str], rng: random.Random) -> Lesson:
+    """Failures recall one of two wrong answers, the same every time, or guess like another problem's answer."""
+    others = [answer for answer in answers if answer != problem.answer]
+    mistaken = [near(problem.answer, rng) or rng.choice(others) for _ in range(2)]
+
+    def wrong(rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            return f"I recall this. The answer is {(answer := rng.choice(mistaken))}.{tasks.boxed(answer)}"
+        return tasks.guess_text(near(problem.answer, rng) or rng.choice(others))
+
+    right = f"I recall this. The answer is {problem.answer}.{tasks.boxed(problem.answer)}"
+    return Lesson(problem.text, right, wrong, p_right=rng.betavariate(0.7, 1.0))
+
+
+def near(answer: str, rng: random.Random) -> str | None:
+    """A whole number close to a whole number, else None."""
+    if not answer.isdecimal():
+        return None
+    return str(int(answer) + rng.choice([-2, -1, 1, 2, 10]))
+
+
+def reflection_template() -> str:
+    from recipe.r3.r3_config import ReflectionConfig  # imports verl, which is slow: only when a model is built
+
+    return ReflectionConfig().template
+
+
+def make_example(
+    tokenizer, lesson: Lesson, reflection: str | None, settings: Settings, rng: random.Random
+) -> tiny_model.Example:
+    """One lesson as token ids; with `reflection` the prompt holds a failed attempt and success is likelier."""
+    content, p_right = lesson.problem + problem_data.INSTRUCTION, lesson.p_right
+    if reflection:
+        attempt = lesson.answer(rng, p_right=0.0)[:160]
+        content = reflection.replace("{question}", content).replace("{attempt}", attempt)
+        p_right += 0.25 * (1 - p_right)
+    prompt = tiny_model.prompt_text(tokenizer, [{"role": "user", "content": content}])
+    answer = lesson.answer(rng, p_right) + tokenizer.eos_token
+    ids = tokenizer([prompt, answer], add_special_tokens=False)["input_ids"]
+    return tiny_model.Example(ids[0], ids[1][: settings.max_answer_tokens])
+
+
+def prepare(
+    cache_dir: str | Path, data: str | Path | None = None, seed: int = 0, seconds: float = 100.0, **settings
+) -> WarmStart:
+    """Paths of model folder, training and validation parquet; built once per content of `data` and settings.
+
+    `settings` are further fields of `Settings`. A folder appears under its final name only when it is complete.
+    """
+    chosen = Settings(seed=seed, seconds=seconds, **settings)
+    rows, origin = problem_data.read_rows(str(data)) if data else (None, {})
+    template = reflection_template()
+    content = origin.get("files", origin.get("rows_sha256"))
+    inputs = {"version": VERSION, "data": content, "template": template, **asdict(chosen)}
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    folder = Path(cache_dir) / f"warm-start-{key}"
+    if not folder.exists():
+        course = recall_course(rows, str(data), chosen) if data else arithmetic_course(chosen)
+        build(folder, course, template, chosen, inputs)
+    return WarmStart(folder / "model", folder / "train.parquet", folder / "val.parquet")
+
+
+def build(folder: Path, course: Course, template: str, settings: Settings, inputs: dict) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".warm-start-", dir=folder.parent))
+    try:
+        problem_data.write_rows(partial / "train.parquet", course.train)
+        problem_data.write_rows(partial / "val.parquet", course.val)
+        report = {**teach(partial / "model", course, template, settings), "inputs": inputs}
+        (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        os.rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def teach(folder: Path, course: Course, template: str, settings: Settings) -> dict:
+    common = [problem_data.INSTRUCTION, template, " ".join(tasks.RAMBLE), tasks.guess_text("0")] * 4
+    tokenizer = tiny_model.train_tokenizer([*course.texts, *common])
+    model = tiny_model.build_model(tokenizer, settings.seed)
+    rng = random.Random(settings.seed)
+
+    def next_batch() -> list[tiny_model.Example]:
+        reflect = [rng.random() < settings.reflection_share for _ in range(settings.batch)]
+        return [
+            make_example(tokenizer, course.draw(rng), template if wanted else None, settings, rng) for wanted in reflect
+        ]
+
+    report = tiny_model.train(model, next_batch, settings.steps, settings.seconds, settings.learning_rate)
+    tiny_model.save(model, tokenizer, folder)
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **report}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", required=True, help="folder for the results")
+    parser.add_argument(
+        "--data", help="parquet, json or jsonl with problems and answers; default: generated arithmetic"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=100.0, help="most seconds of training")
+    args = parser.parse_args()
+    for path in prepare(args.cache, args.data, args.seed, args.seconds):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Math problems in the format verl trains on: reading, cleaning and writing.
+
+One problem becomes one row with `query_id`, `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`.
+What is dropped on the way is counted, and the counts add up to the number of rows read:
+
+1. empty problem or empty answer;
+2. the same problem twice (`query_id` equal) with the same answer text: the first row stays;
+3. the same problem with answers that differ in text: if all are equal in `normal_form`, the first row stays,
+   otherwise the reference cannot be trusted and every row of the problem goes;
+4. longer than the wanted number of characters;
+5. also in a benchmark (compared by `overlap_key`).
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+INSTRUCTION = " Please reason step by step, and put your final answer within \\boxed{}."
+"""What the model card of DeepSeek-R1-Distill asks users to append to a math problem."""
+
+PROBLEM_COLUMNS = ("problem", "question")
+ANSWER_COLUMNS = ("answer", "final_answer")
+SUFFIXES = (".parquet", ".jsonl", ".json")
+
+SCHEMA = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string()), ("source", pa.string())])),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    text: str
+    answer: str
+    source: str
+    """Origin inside the data set (`aime`, `math`, ...), or the name of the data set where none is told."""
+    index: int
+    """Row number in the file it was read from."""
+
+    @property
+    def query_id(self) -> str:
+        return query_id(self.text)
+
+
+def query_id(problem: str) -> str:
+    """First 16 hex digits of the sha256 of the text with runs of whitespace as one space."""
+    return _sha256(" ".join(problem.split()).encode())[:16]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def overlap_key(problem: str) -> str:
+    """Lower-cased letters and digits only, so that punctuation and LaTeX spacing do not hide a copy."""
+    return "".join(char for char in problem.lower() if char.isalnum())
+
+
+def normal_form(answer: str) -> str:
+    r"""Cheap form for "the same answer written differently": `$\dfrac12$`, `1/2` and `0.50` agree.
+
+    Meant for comparing two reference answers, not for grading: unequal forms may still be equal numbers.
+    """
+    text = re.sub(r"\\(left|right|displaystyle|[,!;: ])|\\?\$|(?<![0-9])\s+|\s+(?![0-9])", "", answer).rstrip(".")
+    text = re.sub(r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}", r"\1", text).replace("{\\circ}", "\\circ")
+    text = re.sub(r"\\[dt]?frac(?:\{([^{}]*)\}|([0-9]))(?:\{([^{}]*)\}|([0-9]))", r"\\frac{\1\2}{\3\4}", text)
+    text = re.sub(r"^(-?)\\frac\{(-?[0-9]+)\}\{([0-9]+)\}$", r"\1\2/\3", text)
+    if re.fullmatch(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?", text):
+        text = text.replace(",", "")
+    if re.fullmatch(r"-?[0-9]{1,99}(/0*[1-9][0-9]{0,99}|\.[0-9]{0,99})?", text):
+        text = str(Fraction(text))
+    return text
+
+
+def read_rows(source: str, split: str = "train", revision: str | None = None) -> tuple[list[dict], dict]:
+    """Rows of a local file, of the data files of a local folder, or of a data set on the Hugging Face hub.
+
+    The second value says where they came from: file names with sha256, or hub id with a sha256 over the rows.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and not p.name.endswith(".parquet.json"))
+        if not files:
+            raise ValueError(f"{path}: no data file found; expected files ending in {', '.join(SUFFIXES)}")
+        rows = [row for file in files for row in _read_file(file)]
+        return rows, {"source": source, "files": {file.name: _sha256(file.read_bytes()) for file in files}}
+    if path.is_file():
+        return _read_file(path), {"source": source, "files": {path.name: _sha256(path.read_bytes())}}
+    if path.suffix in SUFFIXES or source.startswith((".", "/", "~")):
+        raise ValueError(f"{source}: no such file or folder; pass an existing one or a Hugging Face data set id")
+    return _read_hub(source, split, revision)
+
+
+def _read_hub(name: str, split: str, revision: str | None) -> tuple[list[dict], dict]:
+    from datasets import load_dataset  # slow to import, and not needed for local files
+
+    rows = load_dataset(name, split=split, revision=revision).to_list()
+    digest = _sha256(json.dumps(rows, sort_keys=True, default=str).encode())
+    return rows, {"source": name, "split": split, "revision": revision, "rows_sha256": digest}
+
+
+def _read_file(path: Path) -> list[dict]:
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: the file is empty")
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: file type must be one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
+    text = path.read_text(encoding="utf-8-sig")
+    rows = json.loads(text) if text.lstrip().startswith("[") else _read_lines(path, text)
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path}: every row must be a JSON object with a problem and an answer")
+    return rows
+
+
+def _read_lines(path: Path, text: str) -> list:
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not a JSON object ({error}); one object per line") from error
+    return rows
+
+
+def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True) -> list[Problem]:
+    """Problems of rows with a problem and an answer column, or of rows that are already in our own schema.
+
+    `file` is for messages, `name` is the source of rows that tell none.
+    """
+    if not rows:
+        raise ValueError(f"{file}: no rows; pass a file with a problem and an answer in each row")
+    columns = sorted({column for row in rows for column in row})
+    if "prompt" in columns and "reward_model" in columns:
+        return [_from_contract(row, index) for index, row in enumerate(rows)]
+    problem_column = _pick_column(columns, PROBLEM_COLUMNS, "problem", file)
+    answer_column = _pick_column(columns, ANSWER_COLUMNS, "answer", file) if need_answer else None
+    return [
+        Problem(_text(row.get(problem_column)), _text(row.get(answer_column)), _text(row.get("source")) or name, index)
+        for index, row in enumerate(rows)
+    ]
+
+
+def _from_contract(row: dict, index: int) -> Problem:
+    text = row["prompt"][-1]["content"].removesuffix(INSTRUCTION)
+    source = (row.get("extra_info") or {}).get("source") or row["data_source"]
+    return Problem(_text(text), _text(row["reward_model"]["ground_truth"]), source, index)
+
+
+def _pick_column(columns: list[str], accepted: tuple[str, ...], what: str, file: str) -> str:
+    for column in accepted:
+        if column in columns:
+            return column
+    raise ValueError(
+        f"{file}: no {what} column; found {', '.join(columns)}; rename one of them to {' or '.join(accepted)}"
+    )
+
+
+def _text(value) -> str:
+    """Hub copies of one benchmark hold answers as text, as number (142.0) or as list: one text for all."""
+    if isinstance(value, list):
+        return ", ".join(_text(item) for item in value)
+    if value is None or value != value:  # NaN, which pandas writes for a missing value
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def clean(
+    problems: Iterable[Problem], counts: Counter, max_chars: int | None = None, exclude: frozenset[str] = frozenset()
+) -> list[Problem]:
+    """The rules of the module docstring, in their order; `counts` receives what each of them dropped."""
+    groups: dict[str, list[Problem]] = {}
+    for problem in problems:
+        counts["read"] += 1
+        counts["empty_problem"] += not problem.text
+        counts["empty_answer"] += bool(problem.text and not problem.answer)
+        if problem.text and problem.answer:
+            groups.setdefault(problem.query_id, []).append(problem)
+    kept = [problem for group in groups.values() if (problem := _settle(group, counts))]
+    return [problem for problem in kept if not _filtered(problem, counts, max_chars, exclude)]
+
+
+def _settle(group: list[Problem], counts: Counter) -> Problem | None:
+    """The row that stands for all rows of one problem, or None if their answers conflict."""
+    answers = {problem.answer for problem in group}
+    conflict = len({normal_form(answer) for answer in answers}) > 1
+    counts["duplicate"] += len(group) - len(answers)
+    counts["same_answer_other_form"] += 0 if conflict else len(answers) - 1
+    counts["conflicting_answers"] += len(answers) if conflict else 0
+    return None if conflict else group[0]
+
+
+def _filtered(problem: Problem, counts: Counter, max_chars: int | None, exclude: frozenset[str]) -> bool:
+    too_long = max_chars is not None and len(problem.text) > max_chars
+    in_benchmark = not too_long and overlap_key(problem.text) in exclude
+    counts["too_long"] += too_long
+    counts["in_benchmark"] += in_benchmark
+    return too_long or in_benchmark
+
+
+def overlap_keys(sources: Iterable[str]) -> frozenset[str]:
+    """Keys of all problems in the given local files, for `clean(exclude=...)`."""
+    problems = [p for source in sources for p in to_problems(read_rows(source)[0], source, source, need_answer=False)]
+    return frozenset(overlap_key(problem.text) for problem in problems) - {""}
+
+
+def to_row(problem: Problem, data_source: str, split: str) -> dict:
+    return {
+        "query_id": problem.query_id,
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": problem.text + INSTRUCTION}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"index": problem.index, "split": split, "source": problem.source},
+    }
+
+
+def write_rows(path: str | Path, rows: list[dict], report: dict | None = None) -> None:
+    """Parquet, and `report` as JSON beside it; a reader never sees half a file."""
+    if not rows:
+        raise ValueError(f"{path}: no rows left to write; counts: {(report or {}).get('counts')}")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), partial, compression="zstd")
+    os.replace(partial, path)
+    if report is not None:
+        path.with_name(path.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def format_counts(counts: dict[str, int]) -> str:
+    return "\n".join(f"  {name:<24}{number:>8,}" for name, number in counts.items())

@@ -1,0 +1,97 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Finds the final answer of a response and writes it in one normal form. Pure functions of strings, linear in time.
+
+Only the last `\\boxed{...}` after the last `</think>` is an answer; in a response without `</think>` (the thinking was
+cut off, or the model does not think) the last box of the whole text counts. An unclosed last box is no answer.
+"""
+
+import re
+
+MAX_ANSWER_CHARS = 4000
+"""A longer answer is wrong. The longest reference answer of DeepScaleR has 1,222 characters."""
+
+# Units that may follow a number without \text{}. Single letters are left out: the m of 5m is a variable.
+BARE_UNIT = (
+    "mm|cm|km|ft|kg|mph|square|cubic|units?|inch(?:es)?|foot|feet|yards?|miles?|(?:centi|kilo)?met(?:er|re)s?|grams?|"
+    "lit(?:er|re)s?|seconds?|minutes?|hours?|days?|weeks?|months?|years?|degrees?|radians?|dollars?|cents?"
+)
+# Inside \text{} any words are a unit, except these: "5 \text{ million}" is not 5, "5 \text{ or less}" is a statement.
+NO_UNIT = (
+    "and|or|not?|is|are|if|to|at|than|more|less|least|most|only|for|when|where|wrong|but|base|in|with|all|even|odd|"
+    "hundred|thousand|[mbtr]+illion|dozen|squared|cubed|plus|minus|times|over|pi|mod|choose|[ap]|[ap]m|ln|log|sin|cos|tan"
+)
+UNIT_END = r"(?: ?\^ ?\{?[23]\}?)?(?= ?(?:$|[,;.)\]]|\\text))"
+UNIT_WORDS = rf"(?![^{{}}]*\b(?:{NO_UNIT})\b) ?(?:[a-zA-Z./]{{2,}}|[mgshlLNJWVKC])(?: [a-zA-Z./]+)* ?"
+ARGUMENT = r"[0-9a-zA-Z]|\\pi(?![a-z])"
+TEXT_COMMAND = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox) ?"
+
+# Applied in this order.
+REWRITES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\[\[\]()]|\\displaystyle|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
+        (r"\\!|\\?\$", ""),
+        (r"\\[,;: ]|\\q?quad|~|\s", " "),
+        (r"\{,\}", ","),
+        (r"\\[dtc]frac", r"\\frac"),
+        (rf"\\frac ?({ARGUMENT})", r"\\frac{\1}"),
+        (rf"(\\frac ?\{{[^{{}}]*\}}) ?({ARGUMENT})", r"\1{\2}"),
+        (r"\^ ?\{? ?\\circ ?\}?|\\degrees?|\u00b0", ""),
+        (r"\\leqslant|\\leq|<=", r"\\le "),
+        (r"\\geqslant|\\geq|>=", r"\\ge "),
+        (r"\\neq|!=", r"\\ne "),
+        (r"\\?%|\\text ?\{ ?percent ?\}|(?<=[0-9]) ?percent", "%"),
+        (rf"(?<=[0-9}})]) ?{TEXT_COMMAND}\{{{UNIT_WORDS}\}}{UNIT_END}", ""),
+        (rf"(?<=[0-9}})]) ?(?:{BARE_UNIT})(?: (?:{BARE_UNIT}))*{UNIT_END}", ""),
+        (TEXT_COMMAND + r"\{([^{}]*)\}", r" \1 "),
+        (r"(?i)(?<![a-z\\])(?:and|or)(?![a-z])", ","),
+        (r" +", " "),
+        (r"([0-9]) ([0-9]+) ?/ ?([0-9]+)", r"\1\\frac{\2}{\3}"),  # math-verify reads 3 1/2 as 2
+        (r"([0-9])[eE]([+-]?[0-9]+)(?![0-9_])", r"\1\\times10^{\2}"),
+        (r"(?<![0-9]) | (?![0-9])", ""),  # the space between digits stays: "1 2" is not 12
+        (r",+", ","),
+        (r"^[a-zA-Z]\\in(?![a-z])", ""),
+        (r"^[.,;]+(?![0-9])|[.,;]+$", ""),
+    )
+]
+SIGNS = str.maketrans("\u2212\u2013\uff0c\uff1b", "--,;")
+# Up to five groups: a list of eighteen three-digit numbers is a list.
+GROUPED_DIGITS = re.compile(r"-?[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}|(?: [0-9]{3}){1,5})(?:\.[0-9]+)?")
+BOX_START = re.compile(r"\\boxed\s*\{")
+BOX_TOKEN = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def final_answer(response: str) -> str | None:
+    """Content of the last box, None if it is missing, unclosed or too long. `\\boxed{1} so \\boxed{x^{2}}`: `x^{2}`."""
+    text = response.rpartition("</think>")[2]
+    start = BOX_START.match(text, text.rfind(r"\boxed")) if r"\boxed" in text else None
+    if start is None:
+        return None
+    depth = 1
+    for token in BOX_TOKEN.finditer(text, start.end(), start.end() + MAX_ANSWER_CHARS + 1):
+        depth += {"{": 1, "}": -1}.get(token.group(), 0)
+        if depth == 0:
+            return text[start.end() : token.start()]
+    return None
+
+
+def normalize(answer: str) -> str:
+    """Drops what does not change an answer. `$x = \\dfrac12 \\text{ cm}$.`: `x=\\frac{1}{2}`; `1{,}000`: `1000`."""
+    text = answer.translate(SIGNS)
+    for pattern, replacement in REWRITES:
+        text = pattern.sub(replacement, text)
+    if GROUPED_DIGITS.fullmatch(text):
+        text = text.replace(",", "").replace(" ", "")
+    return text

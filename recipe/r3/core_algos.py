@@ -1,0 +1,158 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The formulas of R^3 (arXiv 2601.19620): pure functions on tensors, no Ray, no config tree, no TransferQueue.
+
+Shapes: B rows of the batch, N rows of one group, T response tokens.
+"""
+
+import numpy as np
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est
+
+REPLAY_MARK = "#replay"
+"""Suffix of the `uid` field of a replayed row: the flag travels with the row through verl's fixed advantage fields."""
+
+
+def compute_r3_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    replayed: np.ndarray,
+    alpha: float = 1.0,
+    epsilon: float = 1e-6,
+    norm_by_std: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eq. (3): A_i = (R_i - mean R) / (alpha * std R + epsilon) over the mixed group of fresh and replayed rows.
+
+    A group without a replayed row keeps verl's GRPO denominator (alpha = 1, sample std), bit for bit; so does its
+    special case, a group of one: mean 0, std 1. An all-equal group gets 0.
+
+    Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854.
+
+    Args:
+        token_level_rewards: (B, T) rewards per token; a row's reward R_i is their sum.
+        response_mask: (B, T) 1 on trained tokens.
+        index: (B,) group of each row.
+        replayed: (B,) boolean, True on rows appended by cross-context replay.
+        alpha: scale of the std of groups that hold a replayed row, > 0; above 1 shrinks their advantages.
+        epsilon: the paper's lambda, added to the denominator.
+        norm_by_std: False keeps the centred reward, undivided (Dr.GRPO); alpha then has no effect.
+
+    Returns:
+        (advantages, returns), both (B, T) and the same tensor.
+    """
+    rewards_B = token_level_rewards.sum(dim=-1)
+    replayed_B = np.asarray(replayed, dtype=bool)
+    if not (len(index) == len(replayed_B) == len(rewards_B)):
+        raise ValueError(
+            "index and replayed need one entry per row, "
+            f"got {len(index)} and {len(replayed_B)} for {len(rewards_B)} rows"
+        )
+    _, group_B = np.unique(np.asarray(index, dtype=str), return_inverse=True)
+    advantages_B = torch.empty_like(rewards_B)
+    with torch.no_grad():
+        for group in range(group_B.max() + 1):
+            rows_N = np.flatnonzero(group_B == group)
+            rewards_N = rewards_B[rows_N]
+            mean, std = rewards_N.new_tensor(0.0), rewards_N.new_tensor(1.0)
+            if len(rows_N) > 1:
+                mean, std = rewards_N.mean(), rewards_N.std()
+            if replayed_B[rows_N].any():
+                std = alpha * std
+            centred_N = rewards_N - mean
+            advantages_B[rows_N] = centred_N / (std + epsilon) if norm_by_std else centred_N
+        advantages = advantages_B.unsqueeze(-1) * response_mask
+    return advantages, advantages
+
+
+@register_adv_est("r3")
+def r3_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config, **_
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """verl's door to `compute_r3_advantage`: splits the replay mark off the uid and reads `algorithm.r3.replay`."""
+    uids = [str(uid) for uid in index]
+    return compute_r3_advantage(
+        token_level_rewards,
+        response_mask,
+        index=np.array([uid.removesuffix(REPLAY_MARK) for uid in uids]),
+        replayed=np.array([uid.endswith(REPLAY_MARK) for uid in uids]),
+        alpha=config.r3.replay.alpha,
+        epsilon=config.r3.replay.epsilon,
+        norm_by_std=config.norm_adv_by_std_in_grpo,
+    )
+
+
+def structural_entropies(
+    entropy: torch.Tensor, response_mask: torch.Tensor, top_ratio: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """E_peak and E_global of each row: the mean entropy of its top tokens and of all its tokens.
+
+    k_i = max(1, floor(top_ratio * L_i)) over the L_i unmasked tokens. Entropies [0.1, 0.9, 0.2, 0.8, 0.5] with
+    top_ratio 0.4: k = 2, E_peak = 0.85, E_global = 0.5.
+
+    Args:
+        entropy: (N, T) token entropies in nats; padding may hold anything.
+        response_mask: (N, T) 1 on the tokens that count.
+        top_ratio: share of tokens in the peak, in (0, 1].
+
+    Raises:
+        ValueError: a row has no unmasked token, or a non-finite entropy on one; the message names the row.
+    """
+    mask = response_mask.bool()
+    length_N = mask.sum(dim=-1)
+    bad_N = (mask & ~torch.isfinite(entropy)).any(dim=-1)
+    if bad_N.any():
+        raise ValueError(f"non-finite token entropy in row {int(bad_N.nonzero()[0])}")
+    if (length_N == 0).any():
+        raise ValueError(f"no unmasked token in row {int((length_N == 0).nonzero()[0])}: nothing to rank")
+    # 0.29 * 100 is 28.999... in floating point; the paper's floor means 29.
+    top_N = (top_ratio * length_N.double() + 1e-9).floor().long().clamp(min=1)
+    peak_NK = entropy.masked_fill(~mask, -torch.inf).topk(int(top_N.max()), dim=-1).values
+    outside_NK = torch.arange(peak_NK.shape[-1], device=entropy.device) >= top_N.unsqueeze(-1)
+    peak_N = peak_NK.masked_fill(outside_NK, 0.0).sum(dim=-1) / top_N
+    global_N = entropy.masked_fill(~mask, 0.0).sum(dim=-1) / length_N
+    return peak_N, global_N
+
+
+def structural_entropy_ranking_reward(
+    entropy: torch.Tensor, response_mask: torch.Tensor, top_ratio: float, max_reward: float
+) -> torch.Tensor:
+    """SERR: graded rewards for the unverifiable rows of one group, from the order of their entropy structure.
+
+    i dominates j iff E_peak_i > E_peak_j and E_global_i < E_global_j; S_i counts the rows i dominates. In descending
+    order of S, rank k = 0..N-1 earns max_reward * (1 - k / (N - 1)); tied rows share the mean of their ranks'
+    rewards, so equal evidence earns equal reward. N = 1 earns 0: there is nothing to rank.
+
+    E_peak [3, 2, 2.5, 1], E_global [1.0, 1.2, 0.9, 0.5], max_reward 0.5: S = [1, 0, 1, 0] and rewards
+    [0.41667, 0.08333, 0.41667, 0.08333].
+
+    Args:
+        entropy, response_mask: (N, T), see `structural_entropies`, which also names the errors.
+        top_ratio: share of tokens in the peak, in (0, 1].
+        max_reward: reward of the first rank; must stay below the reward of a correct answer.
+
+    Returns:
+        (N,) rewards in [0, max_reward].
+    """
+    peak_N, global_N = structural_entropies(entropy, response_mask, top_ratio)
+    rows = len(peak_N)
+    if rows == 1:
+        return torch.zeros_like(peak_N)
+    dominates_NN = (peak_N[:, None] > peak_N[None, :]) & (global_N[:, None] < global_N[None, :])
+    score_N = dominates_NN.sum(dim=1)
+    above_N = (score_N[None, :] > score_N[:, None]).sum(dim=1)
+    tied_N = (score_N[None, :] == score_N[:, None]).sum(dim=1)
+    # The reward is linear in the rank, so the mean reward of tied ranks is the reward of their mean rank.
+    rank_N = above_N + (tied_N - 1) / 2
+    return max_reward * (1 - rank_N / (rows - 1)).to(peak_N.dtype)

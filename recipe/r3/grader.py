@@ -1,0 +1,263 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Are two normalized answers equal? Cheap rules first, math-verify for what is left; and the loop of a worker process.
+
+math-verify alone calls different answers equal (9^{-20} and 8^{-20}, `5 6` and 11, 12_5 and 12_7, `no` and `on`). It is
+therefore asked about single expressions only, and numbers have to confirm its "equal". Lists, tuples, intervals,
+equations, percentages, number bases and words are compared here.
+
+Symbolic work on model output can take any time and memory: `equivalent` is only for worker processes.
+"""
+
+import logging
+import os
+import re
+import resource
+import signal
+import sys
+import zlib
+from fractions import Fraction
+from multiprocessing.connection import Connection
+
+MEMORY_LIMIT_BYTES = 4 * 2**30
+"""Address space of a worker process. Past it the answer is wrong, and the machine keeps its memory."""
+
+IDLE_CHECK_S = 1.0
+"""How often an idle worker looks whether its parent still lives."""
+
+MAX_RELATIVE_ERROR = 1e-4
+"""Numbers further apart differ, whatever math-verify's six decimals say. The bound of Qwen2.5-Math's evaluator."""
+
+EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:/([0-9]+))?)")
+BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")
+CHOICE = re.compile(r"\(([A-J])\)([^(),].*)?")
+NAME = re.compile(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\^\{-1\})?(?:\([a-zA-Z,]+\))?")
+NUMERIC = re.compile(r"(?:[0-9 .+\-*/^(){}!]|\\(?:frac|sqrt|cdot|times|pi|binom))+")
+EQUAL_SIGN = re.compile(r"(?<![<>:])=")
+RELATION = re.compile(r"[<>]|\\(?:le|ge|in)(?![a-z])")
+# Forms that math-verify reads as something else: it adds digits side by side, drops \ldots and the base of a number,
+# takes 1:2:3 for a quotient and a word for a product of letters, and looks for further boxes.
+MISREAD = re.compile(r"[0-9] [0-9]|\\[lcv]?dots|\.\.|:.*:|[0-9}]_|(?<![\\a-zA-Z])(?!sqrt)[a-zA-Z]{4,}|box|[^\x20-\x7e]")
+ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]+\}")
+
+
+def quick_verdict(gold: str, pred: str) -> bool | None:
+    """Verdict without symbolic work, None if it needs some."""
+    if gold == pred or not gold or not pred:
+        return gold == pred != ""
+    gold_value, pred_value = _exact(gold), _exact(pred)
+    if gold_value is not None and pred_value is not None:
+        # 0.333333 against 1/3 is left to math-verify's rounding.
+        return True if gold_value == pred_value else (None if "." in gold + pred else False)
+    gold_based, pred_based = BASED.fullmatch(gold), BASED.fullmatch(pred)
+    if gold_based and pred_based:
+        # The base may be in the problem only, and so missing on one side.
+        same_base = None in (gold_based[2], pred_based[2]) or gold_based[2] == pred_based[2]
+        return same_base and gold_based[1] == pred_based[1]
+    if gold.isalpha() and pred.isalpha():
+        # A word is a word, Yes is yes; of single letters, which are variables or choices, none equals another.
+        return len(gold) > 1 and gold.casefold() == pred.casefold()
+    return True if _choice_forms(gold) & _choice_forms(pred) else None
+
+
+def _exact(text: str) -> Fraction | None:
+    match = EXACT.fullmatch(text) if len(text) < 200 else None
+    if match is None or not int(match[3] or match[5] or 1):
+        return None
+    return Fraction(match[1] + "1") * Fraction(match[2] or match[4]) / int(match[3] or match[5] or 1)
+
+
+def _choice_forms(text: str) -> set[str]:
+    """What an answer to a multiple-choice problem may be written as. `(B)12`: B and 12; `(B)`: B."""
+    match = CHOICE.fullmatch(text)
+    return {form for form in match.groups() if form} if match else {text}
+
+
+def equivalent(gold: str, pred: str) -> bool:
+    """Whether two normalized answers are equal. May take any amount of time and memory."""
+    verdict = quick_verdict(gold, pred)
+    if verdict is not None:
+        return verdict
+    gold_brackets, gold_items = _items(gold)
+    pred_brackets, pred_items = _items(pred)
+    if len(gold_items) == len(pred_items) == 1:
+        return _same_value(gold_items[0], pred_items[0])
+    if 1 in (len(gold_items), len(pred_items)):
+        # One value never equals several, but 2 < x < 3 may stand for (2, 3).
+        return bool(RELATION.search(gold) or RELATION.search(pred)) and _symbolic_equal(gold, pred)
+    if gold_brackets != pred_brackets and {gold_brackets, pred_brackets} != {"", "()"}:
+        return False
+    return _same_items(gold_items, pred_items, ordered=bool(gold_brackets))
+
+
+def _items(text: str) -> tuple[str, list[str]]:
+    """Brackets and members. `[1,2)`: `[)`, 1, 2; `\\{1,2\\}`, `1,2` and `1\\cup2`: no brackets, 1, 2; `\\pm2`: 2, -2."""
+    if text[0] in "([" and text[-1] in ")]" and 0 not in _depths(text)[:-1]:
+        members = _split(text[1:-1])
+        if len(members) > 1:
+            return text[0] + text[-1], members
+    if text.startswith(r"\{") and text.endswith(r"\}") and 0 not in _depths(text)[1:-1]:
+        text = text[2:-2]
+    members = []
+    for member in _split(text):
+        signs = "+-" if member.count(r"\pm") == 1 and r"\mp" not in member else " "
+        members += [member.replace(r"\pm", sign).strip(" ").removeprefix("+") for sign in signs]
+    return "", members
+
+
+def _depths(text: str) -> list[int]:
+    depth, depths = 0, []
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        depths.append(depth)
+    return depths
+
+
+def _split(text: str) -> list[str]:
+    text = re.sub(r"\\cup(?![a-z])", ";", text)
+    cuts = [i for i, depth in enumerate(_depths(text)) if depth == 0 and text[i] in ",;"]
+    return [text[a:b] for a, b in zip([0] + [i + 1 for i in cuts], cuts + [len(text)], strict=True)]
+
+
+def _same_items(gold_items: list[str], pred_items: list[str], ordered: bool) -> bool:
+    if len(gold_items) != len(pred_items):
+        return False
+    if ordered:
+        return all(map(equivalent, gold_items, pred_items))
+    unmatched = list(pred_items)
+    for gold in gold_items:
+        match = next((pred for pred in unmatched if equivalent(gold, pred)), None)
+        if match is None:
+            return False
+        unmatched.remove(match)
+    return True
+
+
+def _same_value(gold: str, pred: str) -> bool:
+    if gold.endswith("%") or pred.endswith("%"):
+        return _same_percentage(gold, pred)
+    gold_sides, pred_sides = EQUAL_SIGN.split(gold), EQUAL_SIGN.split(pred)
+    if len(gold_sides) == len(pred_sides) == 1:
+        return _symbolic_equal(gold, pred)
+    if len(gold_sides) == 1:
+        # Of x = 10/4 = 2.5 every number is a claim: x = 2 = 5 is not 5.
+        claims = [side for side in pred_sides[:-1] if NUMERIC.fullmatch(side)] + [pred_sides[-1]]
+        return all(equivalent(gold, claim) for claim in claims)
+    if len(pred_sides) == 1:
+        return len(gold_sides) == 2 and bool(NAME.fullmatch(gold_sides[0])) and equivalent(gold_sides[1], pred)
+    if len(gold_sides) != 2 or len(pred_sides) != 2:
+        return False
+    if gold_sides[0] == pred_sides[0]:
+        return equivalent(gold_sides[1], pred_sides[1])
+    return _same_equation(gold_sides, pred_sides)
+
+
+def _same_percentage(gold: str, pred: str) -> bool:
+    """10% equals 10%, 10 (the problem may ask for per cent) and 0.1."""
+    plain_gold, plain_pred = gold.rstrip("%"), pred.rstrip("%")
+    if equivalent(plain_gold, plain_pred):
+        return True
+    if gold.endswith("%") and pred.endswith("%"):
+        return False
+    if gold.endswith("%"):
+        return equivalent(f"({plain_gold})/100", pred)
+    return equivalent(gold, f"({plain_pred})/100")
+
+
+def _same_equation(gold_sides: list[str], pred_sides: list[str]) -> bool:
+    """Two equations are equal if one is a constant multiple of the other. math-verify compares real solutions, so that
+    all equations without one are equal to it."""
+    gold, pred = (_parse(f"{left}-({right})") for left, right in (gold_sides, pred_sides))
+    if gold is None or pred is None:
+        return False
+    values = [(_value_at(gold, point), _value_at(pred, point)) for point in range(3)]
+    if any(a is None or b is None or a == 0 or b == 0 for a, b in values):
+        return False
+    ratios = [a / b for a, b in values]
+    return all(abs(ratio - ratios[0]) <= 1e-9 * abs(ratios[0]) for ratio in ratios)
+
+
+def _parse(text: str):
+    """The sympy object of an expression, None if math-verify cannot read it or is known to misread it."""
+    from math_verify import LatexExtractionConfig, parse
+    from math_verify.parser import NormalizationConfig
+
+    if MISREAD.search(ENVIRONMENT.sub("", text)):
+        return None
+    # Units are already gone; math-verify's own rule takes the variables s, t, h, ... for units.
+    rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last")
+    config = LatexExtractionConfig(False, boxed_match_priority=0, normalization_config=rules)
+    # first_match: of an unreadable answer, no readable part may be taken.
+    found = parse(f"\\boxed{{{text}}}", [config], "no_fallback", "first_match", parsing_timeout=None)
+    return found[0] if found else None
+
+
+def _symbolic_equal(gold: str, pred: str) -> bool:
+    from math_verify import verify
+
+    gold_value, pred_value = _parse(gold), _parse(pred)
+    if gold_value is None or pred_value is None:
+        return False
+    if not verify(gold_value, pred_value, allow_set_relation_comp=True, timeout_seconds=None):
+        return False
+    samples = [(_value_at(gold_value, point), _value_at(pred_value, point)) for point in range(2)]
+    return not any(a is not None and b is not None and _differ(a, b) for a, b in samples)
+
+
+def _differ(a, b) -> bool:
+    return bool(abs(a - b) > MAX_RELATIVE_ERROR * max(abs(a), abs(b)))
+
+
+def _value_at(expression, point: int):
+    """Number that an expression takes when each symbol has a value given by its name and the point, None if none."""
+    from sympy import Expr, Rational
+
+    if not isinstance(expression, Expr):
+        return None
+    values = {
+        symbol: Rational(zlib.crc32(str(symbol).encode()) % 4000 + 1000 + 137 * point, 1000) * (-1) ** point
+        for symbol in expression.free_symbols
+    }
+    try:
+        value = expression.subs(values).evalf(20)
+    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
+        return None  # sympy cannot evaluate it: there is nothing to compare
+    return value if value.is_number and value.is_finite else None
+
+
+def serve(connection: Connection, parent_pid: int) -> None:
+    """Answers (prediction, references, timeout) with b"1" or b"0" until the parent is gone."""
+    import math_verify  # noqa: F401  a missing package must end the process before it says ready
+
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    connection.send_bytes(b"ready")
+    while True:
+        while not connection.poll(IDLE_CHECK_S):
+            # A forked sibling may hold the other end open, so the end of the pipe alone does not tell.
+            if os.getppid() != parent_pid:
+                return
+        pred, golds, timeout_s = connection.recv()
+        # The parent kills at the deadline. If it is dead, the kernel does, even inside one endless C call.
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + 1)
+        correct = any(equivalent(gold, pred) for gold in golds)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        connection.send_bytes(b"1" if correct else b"0")
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), int(sys.argv[2]))

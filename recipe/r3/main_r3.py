@@ -1,0 +1,45 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Entry point: `python -m recipe.r3.main_r3 data.train_files=... actor_rollout_ref.model.path=...`
+
+Differs from verl's GRPO (`python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo`) in four points:
+
+1. dead groups get stored trajectories of the opposite outcome            algorithm.r3.replay
+2. hard queries are asked again with a past wrong attempt in the prompt   algorithm.r3.reflection
+3. truncated rows of all-wrong groups earn graded rewards                 algorithm.r3.ranking
+4. a correct answer earns a bonus for being short                         reward.reward_kwargs.length_bonus
+
+Each has its own switch; with all of them off it is verl's GRPO, bit for bit.
+"""
+
+import hydra
+from omegaconf import DictConfig
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+
+from .r3_config import validate_r3_config
+
+
+@hydra.main(config_path="config", config_name="r3_trainer", version_base=None)
+def main(config: DictConfig) -> None:
+    auto_set_device(config)
+    validate_r3_config(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    run_ppo(config, task_runner_class=TaskRunnerV1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What a step did to its groups, and the metric series of fresh, replayed and reflection rows, which never mix.
+
+Names avoid the substrings by which verl's MetricsAggregator would sum, min or max them over several updates.
+"""
+
+import numpy as np
+from transfer_queue import KVBatchMeta
+
+from .history import PLAIN, REFLECTION
+from .replay_buffer import dead_outcome, groups_of, is_fresh
+
+
+def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str, int]:
+    """Counts of plain groups under `groups/`, and the same of reflection groups under `reflection/groups/`.
+
+    total = mixed + all_correct + all_wrong. A dead group (all_correct or all_wrong) is rescued_by_replay when it
+    holds a replayed row, ranked when the ranking gave its rows unequal rewards (it can be both), else still_dead.
+
+    Args:
+        batch: rows of a step with the tags of replay_buffer.py.
+        ranked: group uid -> ranking rewards of its rows.
+    """
+    names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
+    ledger = {f"{prefix}/{name}": 0 for prefix in ("groups", "reflection/groups") for name in names}
+    for uid, positions in groups_of(batch).items():
+        tags = [batch.tags[position] for position in positions]
+        prefix = "groups" if tags[0]["variant"] == PLAIN else "reflection/groups"
+        outcome = dead_outcome(tags)
+        kind = {None: "mixed", True: "all_correct", False: "all_wrong"}[outcome]
+        ledger[f"{prefix}/total"] += 1
+        ledger[f"{prefix}/{kind}"] += 1
+        if outcome is None:
+            continue
+        replayed = any("replay_age" in tag for tag in tags)
+        fresh = sum(is_fresh(tag) for tag in tags)
+        rewards = ranked.get(uid, [])
+        # Unranked rows of an all-wrong group earn 0.
+        spread = bool(rewards) and (len(set(rewards)) > 1 or (len(rewards) < fresh and rewards[0] != 0))
+        ledger[f"{prefix}/rescued_by_replay"] += replayed
+        ledger[f"{prefix}/ranked"] += spread
+        ledger[f"{prefix}/still_dead"] += not (replayed or spread)
+    return ledger
+
+
+def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
+    """Means over fresh plain rows (`fresh/`), replayed rows (`replay/`) and fresh reflection rows (`reflection/`)."""
+    tags = [tag for tag in batch.tags if not tag.get("is_padding", False)]
+    series = {
+        "fresh": [tag for tag in tags if is_fresh(tag) and tag["variant"] == PLAIN],
+        "reflection": [tag for tag in tags if is_fresh(tag) and tag["variant"] == REFLECTION],
+        "replay": [tag for tag in tags if "replay_age" in tag],
+    }
+    metrics = {}
+    for name, rows in series.items():
+        metrics[f"{name}/rows"] = len(rows)
+        metrics[f"{name}/tokens"] = sum(tag["response_len"] for tag in rows)
+        if not rows:
+            continue
+        metrics[f"{name}/score/mean"] = float(np.mean([tag["score"] for tag in rows]))
+        metrics[f"{name}/acc/mean"] = float(np.mean([tag["correct"] for tag in rows]))
+        metrics[f"{name}/truncated/mean"] = float(np.mean([tag["truncated"] for tag in rows]))
+        metrics[f"{name}/response_length/mean"] = float(np.mean([tag["response_len"] for tag in rows]))
+    if series["replay"]:
+        metrics["replay/age/mean"] = float(np.mean([tag["replay_age"] for tag in series["replay"]]))
+    solved = {tag["group"] for tag in series["reflection"] if tag["correct"]}
+    metrics["reflection/solved"] = len(solved)
+    return metrics
+
+
+class DeadGroupAlarm:
+    """Warns once after `patience` steps in a row that had dead groups and rescued none; 0 never warns."""
+
+    def __init__(self, patience: int):
+        self.patience = patience
+        self.steps = 0
+
+    def update(self, ledger: dict[str, int]) -> str | None:
+        """The warning due after a step with this ledger, or None."""
+        dead = ledger["groups/all_correct"] + ledger["groups/all_wrong"]
+        rescued = dead - ledger["groups/still_dead"]
+        if rescued:
+            self.steps = 0
+        elif dead:
+            self.steps += 1
+        if self.patience and self.steps == self.patience:
+            return (
+                f"{self.patience} steps with dead groups and none rescued: replay finds opposing samples from the "
+                "second epoch on; if this is one already, check reward_extra_info.acc and algorithm.r3.*.enable"
+            )
+        return None

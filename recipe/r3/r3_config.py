@@ -1,0 +1,269 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Settings of R^3 under `algorithm.r3`, checked once, before Ray starts or a model loads.
+
+A key whose note says [U] is not published in the paper: its default is this recipe's choice, and the README's table
+of unpublished choices gives the reason.
+"""
+
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from verl.base_config import BaseConfig
+
+
+def require(ok: bool, key: str, rule: str, value: Any) -> None:
+    """Raise ValueError("<full key> must <rule>, got <value>") unless `ok`."""
+    if not ok:
+        raise ValueError(f"algorithm.r3.{key} must {rule}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass
+class HistoryConfig(BaseConfig):
+    path: str = "history.sqlite"
+    """SQLite file of the sample buffer, one trainer per file. r3_trainer.yaml puts it beside the checkpoints."""
+    max_per_outcome: int = 16
+    """[U] Stored trajectories kept per query and outcome (correct, wrong); the oldest leave first. Statistics stay."""
+
+    def __post_init__(self):
+        require(isinstance(self.path, str) and self.path != "", "history.path", "be a file path", self.path)
+        require(_is_count(self.max_per_outcome, 1), "history.max_per_outcome", "be at least 1", self.max_per_outcome)
+
+
+@dataclass
+class ReplayConfig(BaseConfig):
+    enable: bool = True
+    """Cross-Context Replay: dead groups get stored trajectories of the opposite outcome."""
+    k: int = 1
+    """[U] Stored trajectories appended to a dead group (fewer when fewer are stored)."""
+    alpha: float = 1.0
+    """[U] Scale of the std in eq. (3) for groups that hold a replayed row; above 1 shrinks their advantages."""
+    epsilon: float = 1e-6
+    """[U] The paper's lambda in eq. (3). verl's GRPO uses 1e-6."""
+    selection: str = "uniform"
+    """[U] Which stored trajectories: `uniform` (seeded, without replacement), `newest` or `shortest`."""
+    correction: str = "current"
+    """[U] Denominator of a replayed token's ratio. `current`: the current policy, so the ratio starts at 1.
+    `behavior`: the stored log-probs, as truncated weights of algorithm.rollout_correction.rollout_is."""
+    reflection_groups: bool = True
+    """[U] Also rescue dead groups of reflection prompts (Algorithm 1 treats every prompt of the batch alike)."""
+    reflected_to_plain: bool = False
+    """[U] Allow an answer born under a reflection prompt to be replayed, and trained, under the plain prompt."""
+
+    def __post_init__(self):
+        require(_is_count(self.k, 1), "replay.k", "be at least 1 (replay.enable=False turns replay off)", self.k)
+        require(_is_number(self.alpha) and self.alpha > 0, "replay.alpha", "be > 0", self.alpha)
+        require(_is_number(self.epsilon) and self.epsilon > 0, "replay.epsilon", "be > 0", self.epsilon)
+        names = ("uniform", "newest", "shortest")
+        require(self.selection in names, "replay.selection", f"be one of {names}", self.selection)
+        names = ("current", "behavior")
+        require(self.correction in names, "replay.correction", f"be one of {names}", self.correction)
+
+
+@dataclass
+class ReflectionConfig(BaseConfig):
+    enable: bool = True
+    """In-Context Self-Reflection: hard queries are asked again with a stored wrong attempt in the prompt."""
+    threshold: float = 0.25
+    """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
+    min_attempts: int = 4
+    """[U] Attempts needed before a query can be called hard."""
+    max_fraction: float = 0.25
+    """[U] Cap on reflection prompts per step, as a share of data.train_batch_size, in (0, 1]."""
+    max_prompt_tokens: int | None = None
+    """[U] Token budget of a reflection prompt. None: data.max_prompt_length, which is also the upper bound."""
+    cut: str = "middle"
+    """[U] How a long attempt is shortened to fit: keep both ends (`middle` goes) or keep the end only (`head` goes)."""
+    count_reflected_attempts: bool = False
+    """[U] Count attempts made under reflection in the share that `threshold` tests."""
+    template: str = (
+        "{question}\n\nHere is an earlier attempt at this problem. Its final answer is wrong.\n\n"
+        "<attempt>\n{attempt}\n</attempt>\n\n"
+        "First find out what went wrong in this attempt: name the first mistaken step and why it is mistaken. "
+        "Then solve the problem again from the start, avoiding that mistake."
+    )
+    """[U] The reflection prompt p_r. Needs {question} and {attempt}; the question is never shortened."""
+
+    def __post_init__(self):
+        ok = _is_number(self.threshold) and 0 < self.threshold <= 1
+        require(ok, "reflection.threshold", "be in (0, 1]", self.threshold)
+        require(_is_count(self.min_attempts, 1), "reflection.min_attempts", "be at least 1", self.min_attempts)
+        ok = _is_number(self.max_fraction) and 0 < self.max_fraction <= 1
+        require(ok, "reflection.max_fraction", "be in (0, 1]", self.max_fraction)
+        ok = self.max_prompt_tokens is None or _is_count(self.max_prompt_tokens, 1)
+        require(ok, "reflection.max_prompt_tokens", "be at least 1 or null", self.max_prompt_tokens)
+        require(self.cut in ("middle", "head"), "reflection.cut", "be one of ('middle', 'head')", self.cut)
+        for part in ("{question}", "{attempt}"):
+            ok = isinstance(self.template, str) and self.template.count(part) == 1
+            require(ok, "reflection.template", f"hold {part} exactly once", self.template)
+
+    def budget(self, max_prompt_length: int) -> int:
+        """Most tokens of a reflection prompt, given `data.max_prompt_length`."""
+        return self.max_prompt_tokens or max_prompt_length
+
+
+@dataclass
+class RankingConfig(BaseConfig):
+    enable: bool = True
+    """Structural Entropy Ranking Reward: graded rewards for truncated responses of an all-wrong group."""
+    top_ratio: float = 0.2
+    """[U] p: share of a response's tokens that forms its entropy peak, in (0, 1]."""
+    max_reward: float = 0.5
+    """[U] R_max: reward of the first rank, in (0, 1); a correct answer earns at least 1."""
+    scope: str = "truncated"
+    """[U] Which rows of an all-wrong group are ranked: `truncated` (Algorithm 1) or `failed` (the abstract: all)."""
+
+    def __post_init__(self):
+        ok = _is_number(self.top_ratio) and 0 < self.top_ratio <= 1
+        require(ok, "ranking.top_ratio", "be in (0, 1]", self.top_ratio)
+        ok = _is_number(self.max_reward) and 0 < self.max_reward < 1
+        require(ok, "ranking.max_reward", "be in (0, 1), below the 1 a correct answer earns", self.max_reward)
+        names = ("truncated", "failed")
+        require(self.scope in names, "ranking.scope", f"be one of {names}", self.scope)
+
+
+@dataclass
+class R3Config(BaseConfig):
+    history: HistoryConfig = field(default_factory=HistoryConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    reflection: ReflectionConfig = field(default_factory=ReflectionConfig)
+    ranking: RankingConfig = field(default_factory=RankingConfig)
+    seed: int = 0
+    """Seed of every random choice the recipe makes (samples to replay, attempts to reflect on)."""
+    warn_after_steps: int = 20
+    """Warn after this many steps in a row that had dead groups and rescued none. 0: never."""
+    stall_timeout_s: float = 1800.0
+    """End the run when no rollout finishes, or a weight sync takes longer, for this many seconds."""
+
+    def __post_init__(self):
+        require(_is_count(self.seed, 0), "seed", "be a whole number >= 0", self.seed)
+        ok = _is_count(self.warn_after_steps, 0)
+        require(ok, "warn_after_steps", "be a whole number >= 0", self.warn_after_steps)
+        ok = _is_number(self.stall_timeout_s) and self.stall_timeout_s > 0
+        require(ok, "stall_timeout_s", "be > 0", self.stall_timeout_s)
+
+
+def _build(cls: type, node: Any, key: str) -> Any:
+    """`cls` from a plain dict, refusing unknown keys and wrong types with the full key."""
+    if not isinstance(node, dict):
+        raise ValueError(f"{key} must be a group of settings, got {node!r}")
+    known = {f.name: f for f in fields(cls)}
+    values = {}
+    for name, value in node.items():
+        if name not in known:
+            options = ", ".join(n for n in known if n != "_target_")
+            raise ValueError(f"{key}.{name} is not a setting; known settings: {options}")
+        default = known[name].default
+        if is_dataclass(known[name].type):
+            value = _build(known[name].type, value, f"{key}.{name}")
+        elif default is not MISSING and isinstance(default, bool) and not isinstance(value, bool):
+            raise ValueError(f"{key}.{name} must be true or false, got {value!r}")
+        values[name] = value
+    return cls(**values)
+
+
+def load_r3_config(config: DictConfig) -> R3Config:
+    """The typed settings of `config.algorithm.r3`.
+
+    Raises:
+        ValueError: unknown key, wrong type or value out of range, naming the full key.
+    """
+    node = OmegaConf.select(config, "algorithm.r3")
+    if node is None:
+        raise ValueError("algorithm.r3 is missing: start from recipe/r3/config/r3_trainer.yaml")
+    return _build(R3Config, OmegaConf.to_container(node, resolve=True), "algorithm.r3")
+
+
+def validate_r3_config(config: DictConfig) -> R3Config:
+    """`load_r3_config` plus the combinations with verl's own keys that cannot work.
+
+    Raises:
+        ValueError: the message names the keys, the values and the way out.
+    """
+    r3 = load_r3_config(config)
+    for key, ok, message in _combinations(config, r3):
+        if not ok:
+            raise ValueError(f"{key}: {message}")
+    return r3
+
+
+def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str]]:
+    """(key, holds, message) of every rule that spans several keys."""
+    algorithm, rollout, data = config.algorithm, config.actor_rollout_ref.rollout, config.data
+    correction = algorithm.get("rollout_correction") or {}
+    filter_groups = algorithm.get("filter_groups") or {}
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    budget = r3.reflection.budget(data.max_prompt_length)
+    max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+    reflection = r3.reflection.enable
+    return [
+        (
+            "algorithm.adv_estimator",
+            algorithm.adv_estimator == "r3",
+            f"must be r3 with trainer.v1.trainer_mode=r3, got {algorithm.adv_estimator!r}",
+        ),
+        (
+            "critic.enable",
+            not config.critic.get("enable"),
+            "R^3 is a group-relative method without a critic; set critic.enable=False",
+        ),
+        (
+            "algorithm.r3.ranking.enable",
+            not (r3.ranking.enable and correction.get("bypass_mode")),
+            "the ranking reward reads token entropies from the log-prob pass that "
+            "algorithm.rollout_correction.bypass_mode=True skips; turn one of the two off",
+        ),
+        (
+            "algorithm.r3.replay.enable",
+            not (r3.replay.enable and filter_groups.get("enable")),
+            "replay repairs the dead groups that algorithm.filter_groups.enable=True (DAPO) throws away; "
+            "turn one of the two off",
+        ),
+        (
+            "algorithm.r3.replay.correction",
+            not (r3.replay.enable and r3.replay.correction == "behavior") or bool(correction.get("rollout_is")),
+            "behavior needs importance weights: set algorithm.rollout_correction.rollout_is=token (or sequence)",
+        ),
+        (
+            "algorithm.r3.replay.correction",
+            not (r3.replay.enable and r3.replay.correction == "behavior") or bool(rollout.calculate_log_probs),
+            "behavior needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",
+        ),
+        (
+            "algorithm.r3.reflection.max_prompt_tokens",
+            not reflection or budget <= data.max_prompt_length,
+            f"{budget} exceeds data.max_prompt_length={data.max_prompt_length}, beyond which verl cuts prompts",
+        ),
+        (
+            "algorithm.r3.reflection.max_prompt_tokens",
+            not reflection or budget + data.max_response_length <= max_model_len,
+            f"{budget} prompt tokens plus data.max_response_length={data.max_response_length} exceed "
+            f"actor_rollout_ref.rollout.max_model_len={max_model_len}; raise it or lower the budget",
+        ),
+        (
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            data.train_batch_size % mini_batch == 0,
+            f"{mini_batch} must divide data.train_batch_size={data.train_batch_size}, "
+            "so that the number of optimizer steps is fixed",
+        ),
+    ]

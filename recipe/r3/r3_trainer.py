@@ -1,0 +1,258 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""R^3 as a thin subclass of verl's synchronous v1 trainer: hooks only, in the order of Algorithm 1.
+
+_next_train_batch     ISR   append reflection prompts of hard queries            (reflection.py)
+replay buffer         CCR   append opposing trajectories to dead groups, store   (replay_buffer.py, history.py)
+_compute_advantage    SERR  rank truncated rows of all-wrong groups; eq. (3)     (core_algos.py)
+_update_actor               the configured number of optimizer steps, whatever was appended
+"""
+
+import logging
+import os
+from contextlib import contextmanager
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from torch.nn.utils.rnn import pad_sequence
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug.metrics import calculate_debug_metrics
+
+from . import core_algos
+from .history import History
+from .metrics import DeadGroupAlarm, group_ledger, series_metrics
+from .r3_config import validate_r3_config
+from .reflection import ReflectionPlanner
+from .replay_buffer import CrossContextReplayMixin, dead_outcome, groups_of, is_fresh, rows_of
+from .watchdog import WorkerWatch, deadline
+
+logger = logging.getLogger(__name__)
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+
+
+@register_trainer("r3")
+class R3Trainer(PPOTrainerSync):
+    """verl's synchronous trainer with replay, reflection and ranking rewards; all three off is verl's GRPO."""
+
+    def __init__(self, config: DictConfig):
+        self.r3 = validate_r3_config(config)
+        self.history = History(self.r3.history.path, self.r3.history.max_per_outcome)
+        self.alarm = DeadGroupAlarm(self.r3.warn_after_steps)
+        self.watch = WorkerWatch()
+        self.planner: ReflectionPlanner | None = None
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        # The registered name chose this class; from here on everything is verl's synchronous mode.
+        self.trainer_mode = "sync"
+        buffer = super()._build_replay_buffer()
+        if not isinstance(buffer, CrossContextReplayMixin):
+            raise ValueError(
+                f"trainer.v1.sampler.custom_sampler must name a CrossContextReplayMixin, got {type(buffer).__name__}; "
+                "use path=pkg://recipe.r3.replay_buffer name=R3ReplayBuffer"
+            )
+        buffer.attach(
+            history=self.history,
+            replay=self.r3.replay,
+            seed=self.r3.seed,
+            max_response_length=self.config.data.max_response_length,
+            stall_timeout_s=self.r3.stall_timeout_s,
+            check_workers=self.watch.check,
+        )
+        return buffer
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self._check_data()
+        if self.r3.reflection.enable:
+            self.planner = ReflectionPlanner(
+                self.r3.reflection,
+                self.history,
+                self.tokenizer,
+                template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
+                default_agent=self.config.actor_rollout_ref.rollout.agent.default_agent_loop,
+                batch_size=self.config.data.train_batch_size,
+                budget=self.r3.reflection.budget(self.config.data.max_prompt_length),
+                seed=self.r3.seed,
+            )
+
+    def _check_data(self) -> None:
+        """What would otherwise surface after the models are loaded, or as a crash in a rollout worker."""
+        columns = self.train_dataset.dataframe.column_names
+        if "query_id" not in columns:
+            raise ValueError(
+                f"data.train_files: column query_id is missing, found {sorted(columns)}; prepare the data with "
+                "examples/data_preprocess, which writes a stable id per problem"
+            )
+        if self.steps_per_epoch == 0:
+            raise ValueError(
+                f"data.train_files: {len(self.train_dataset)} prompts of at most data.max_prompt_length="
+                f"{self.config.data.max_prompt_length} tokens are fewer than data.train_batch_size="
+                f"{self.config.data.train_batch_size}"
+            )
+        if self.tokenizer.chat_template is None:
+            raise ValueError(
+                f"actor_rollout_ref.model.path: {self.config.actor_rollout_ref.model.path} has no chat template; add "
+                "one to the tokenizer or set actor_rollout_ref.model.custom_chat_template"
+            )
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        dropped = self.history.restore(self.global_steps)
+        logger.info(f"history {self.history.path}: {self.history.size()} samples, {dropped} later ones dropped")
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self.watch.add(self)
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        batch = super()._next_train_batch(num_prompts)
+        if self.planner is not None:
+            prompts = len(batch)
+            batch, self._reflection_metrics = self.planner.augment(batch, self.global_steps)
+            self.replay_buffer.reflection_groups = len(batch) - prompts
+        return batch
+
+    def prepare_step(self) -> dict:
+        metrics = super().prepare_step()
+        if self.planner is not None:
+            metrics.update(self._reflection_metrics)
+        return metrics
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Rows must split evenly over the step's optimizer steps and the data parallel ranks, and no further.
+
+        verl pads to whole mini-batches of the configured size, so one appended row would add an optimizer step.
+        """
+        return dp_size * self._optimizer_steps()
+
+    def _optimizer_steps(self) -> int:
+        """Optimizer steps of one pass over the batch: the configured prompts per step over those per mini-batch."""
+        return self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if any("replay_age" in tag for tag in batch.tags):
+            self._separate_replayed_log_probs(batch, metrics)
+        return batch
+
+    def _separate_replayed_log_probs(self, batch: KVBatchMeta, metrics: dict) -> None:
+        """Recompute verl's entropy and rollout metrics on fresh rows, and set the replayed rows' behaviour policy."""
+        with_rollout = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
+        replayed = batch.select_keys([k for k, t in zip(batch.keys, batch.tags, strict=True) if "replay_age" in t])
+        if with_rollout and self.r3.replay.correction == "current":
+            data = tq.kv_batch_get(keys=replayed.keys, partition_id=batch.partition_id, select_fields=["old_log_probs"])
+            data["rollout_log_probs"] = data.pop("old_log_probs")
+            tq.kv_batch_put(keys=replayed.keys, partition_id=batch.partition_id, fields=data)
+        fields = ["entropy", "response_mask"]
+        if with_rollout:
+            fields += ["responses", "rollout_log_probs", "old_log_probs"]
+        fresh = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_fresh(tag)]
+        data = tq.kv_batch_get(keys=fresh, partition_id=batch.partition_id, select_fields=fields)
+        data = DataProto(batch=data.to_padded_tensor())
+        actor = self.config.actor_rollout_ref.actor
+        metrics["actor/entropy"] = agg_loss(
+            loss_mat=data.batch["entropy"],
+            loss_mask=data.batch["response_mask"],
+            loss_agg_mode=actor.loss_agg_mode,
+            loss_scale_factor=actor.loss_scale_factor,
+        ).item()
+        if with_rollout:
+            metrics.update(calculate_debug_metrics(data))
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        ranked = self._rank_truncated(batch) if self.r3.ranking.enable else {}
+        ledger = group_ledger(batch, ranked)
+        metrics.update(ledger)
+        warning = self.alarm.update(ledger)
+        if warning:
+            logger.warning(warning)
+        return super()._compute_advantage(batch, metrics)
+
+    def _rank_truncated(self, batch: KVBatchMeta) -> dict[str, list[float]]:
+        """SERR: overwrite the reward of the ranked rows of all-wrong groups; returns the rewards by group uid."""
+        groups = {}
+        for uid, positions in groups_of(batch).items():
+            if dead_outcome([batch.tags[position] for position in positions]) is not False:
+                continue
+            rows = [position for position in positions if self._is_ranked(batch.tags[position])]
+            if rows:
+                groups[uid] = [batch.keys[position] for position in rows]
+        if not groups:
+            return {}
+        keys = [key for group in groups.values() for key in group]
+        fields = ["entropy", "response_mask", "rm_scores"]
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+        rows = dict(zip(keys, rows_of(data), strict=True))
+        ranked = {uid: self._ranking_rewards([rows[key] for key in group]) for uid, group in groups.items()}
+        rewards = [reward for group in ranked.values() for reward in group]
+        scores = [_outcome_reward(rows[key]["rm_scores"], reward) for key, reward in zip(keys, rewards, strict=True)]
+        nested = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
+        fields = TensorDict({"rm_scores": nested}, batch_size=len(keys))
+        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+        return ranked
+
+    def _is_ranked(self, tag: dict) -> bool:
+        return is_fresh(tag) and (self.r3.ranking.scope == "failed" or tag["truncated"])
+
+    def _ranking_rewards(self, rows: list[dict]) -> list[float]:
+        """SERR of the ranked rows of one group."""
+        return core_algos.structural_entropy_ranking_reward(
+            pad_sequence([row["entropy"] for row in rows], batch_first=True),
+            pad_sequence([row["response_mask"] for row in rows], batch_first=True),
+            self.r3.ranking.top_ratio,
+            self.r3.ranking.max_reward,
+        ).tolist()
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._mini_batch_rows(len(batch) // self._optimizer_steps()):
+            return super()._update_actor(batch, metrics)
+
+    @contextmanager
+    def _mini_batch_rows(self, rows: int):
+        """Let verl's `_update_actor`, which computes ppo_mini_batch_size * rollout.n, arrive at `rows`."""
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        configured = actor.ppo_mini_batch_size, rollout.n
+        with open_dict(self.config):
+            actor.ppo_mini_batch_size, rollout.n = rows, 1
+            try:
+                yield
+            finally:
+                actor.ppo_mini_batch_size, rollout.n = configured
+
+    def on_step_end(self) -> None:
+        with deadline(self.r3.stall_timeout_s, "the weight sync to the rollout servers"):
+            super().on_step_end()
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
+        # verl's own series describe on-policy training: plain prompts, generated in this step.
+        plain = [
+            key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_fresh(tag) and tag["variant"] == "plain"
+        ]
+        super()._compute_metrics(batch.select_keys(plain), metrics, timing_raw, global_steps, epoch)
+        metrics.update(series_metrics(batch))
+
+
+def _outcome_reward(old: torch.Tensor, reward: float) -> torch.Tensor:
+    """Zeros like `old` (L,) with the reward on the last token, where verl puts an outcome reward."""
+    new = torch.zeros_like(old)
+    new[-1] = reward
+    return new

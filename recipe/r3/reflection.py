@@ -1,0 +1,195 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""In-Context Self-Reflection: hard queries are asked again with a stored wrong attempt and an instruction to reflect.
+
+`ReflectionPlanner` (trainer process) picks the hard queries of a batch and builds their prompts;
+`ReflectionAgentLoop` (rollout worker) generates from them. A reflection prompt forms a group of its own beside the
+plain one.
+"""
+
+import random
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.utils import tensordict_utils as tu
+
+from .history import PLAIN, REFLECTION, History
+from .r3_config import ReflectionConfig
+
+AGENT_NAME = "r3_reflection"
+CUT_MARK = "\n[...]\n"
+
+
+@register(AGENT_NAME)
+class ReflectionAgentLoop(SingleTurnAgentLoop):
+    """The reflection rollout worker: one answer to a reflection prompt, marked as such for reward and history."""
+
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> AgentLoopOutput:
+        output = await super().run(sampling_params, priority=priority, **kwargs)
+        output.extra_fields["prompt_variant"] = REFLECTION
+        return output
+
+    def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
+        # verl cuts long prompts from the left, which would remove the question; the planner's budget rules that out.
+        assert len(prompt_ids) <= self.prompt_length, f"reflection prompt of {len(prompt_ids)} tokens is over budget"
+        return prompt_ids
+
+
+def build_reflection_messages(
+    messages: list[dict],
+    attempt_ids: list[int],
+    config: ReflectionConfig,
+    budget: int,
+    count_tokens: Callable[[list[dict]], int],
+    decode: Callable[[list[int]], str],
+) -> list[dict] | None:
+    """The chat of a reflection prompt of at most `budget` tokens, or None when not even an empty attempt fits.
+
+    The template replaces the last message's content: {question} becomes that content, word for word, and {attempt}
+    the decoded attempt. Only the attempt is shortened: its middle (`cut: middle`) or its head (`cut: head`) goes.
+
+    Args:
+        messages: the plain prompt, a chat whose last message is the user's question.
+        attempt_ids: token ids of the wrong attempt.
+        count_tokens: tokens of a chat under the model's template, generation prompt included.
+        decode: text of token ids, special tokens left out.
+    """
+
+    def chat(attempt: str) -> list[dict]:
+        # str.replace, not str.format: questions and attempts are full of LaTeX braces.
+        before, after = config.template.split("{attempt}")
+        question = messages[-1]["content"]
+        content = before.replace("{question}", question) + attempt + after.replace("{question}", question)
+        return [*messages[:-1], {**messages[-1], "content": content}]
+
+    kept = len(attempt_ids)
+    while True:
+        candidate = chat(shorten(attempt_ids, kept, config.cut, decode))
+        excess = count_tokens(candidate) - budget
+        if excess <= 0:
+            return candidate
+        if kept == 0:
+            return None
+        # Text around the cut may tokenise differently, so one pass can fall short by a token or two.
+        kept = max(0, kept - excess)
+
+
+def shorten(token_ids: list[int], kept: int, cut: str, decode: Callable[[list[int]], str]) -> str:
+    """Text of `token_ids` with at most `kept` of them: the middle or the head is replaced by a mark.
+
+    Tokens 1..6, kept 4: `middle` keeps 1 2 ... 5 6, `head` keeps ... 3 4 5 6.
+    """
+    if kept >= len(token_ids):
+        return decode(token_ids).strip()
+    if kept == 0:
+        return CUT_MARK.strip()
+    head = kept // 2 if cut == "middle" else 0
+    tail = kept - head
+    return (decode(token_ids[:head]) + CUT_MARK + decode(token_ids[len(token_ids) - tail :])).strip()
+
+
+class ReflectionPlanner:
+    """Appends the reflection prompts of a step to its batch.
+
+    Args:
+        config: `algorithm.r3.reflection`.
+        history: where success rates and wrong attempts come from.
+        tokenizer: the model's; its chat template is the one the rollout worker applies.
+        template_kwargs: `data.apply_chat_template_kwargs`.
+        default_agent: agent loop of plain prompts whose row names none.
+        batch_size: `data.train_batch_size`, for the cap.
+        budget: most tokens of a reflection prompt.
+        seed: of the choice of attempts.
+    """
+
+    def __init__(
+        self,
+        config: ReflectionConfig,
+        history: History,
+        tokenizer,
+        template_kwargs: dict,
+        default_agent: str,
+        batch_size: int,
+        budget: int,
+        seed: int,
+    ):
+        self.config = config
+        self.history = history
+        self.tokenizer = tokenizer
+        self.template_kwargs = template_kwargs
+        self.default_agent = default_agent
+        self.cap = max(1, int(config.max_fraction * batch_size))
+        self.budget = budget
+        self.seed = seed
+
+    def augment(self, batch: TensorDict, step: int) -> tuple[TensorDict, dict[str, float]]:
+        """`batch` plus one row per reflection prompt of training step `step`, and the metrics of the choice."""
+        query_ids = [str(query_id) for query_id in batch["query_id"]]
+        variants = (PLAIN, REFLECTION) if self.config.count_reflected_attempts else (PLAIN,)
+        rates = self.history.success_rates(query_ids, self.config.min_attempts, variants)
+        hard = [row for row, query_id in enumerate(query_ids) if rates.get(query_id, 1.0) < self.config.threshold]
+        rng = random.Random(f"{self.seed}/reflection/{step}")
+        rng.shuffle(hard)
+        chosen, over_budget, no_attempt = {}, 0, 0
+        for row in hard:
+            if len(chosen) == self.cap:
+                break
+            attempts = self.history.draw(query_ids[row], correct=False, k=1, rng=rng, variants=(PLAIN,))
+            if not attempts:
+                no_attempt += 1
+                continue
+            messages = self._messages(list(batch["raw_prompt"][row]), attempts[0].tokens.tolist())
+            if messages is None:
+                over_budget += 1
+                continue
+            chosen[row] = messages
+        metrics = {
+            "reflection/hard_queries": len(hard),
+            "reflection/prompts": len(chosen),
+            "reflection/skipped_over_budget": over_budget,
+            "reflection/skipped_no_attempt": no_attempt,
+        }
+        return (self._extend(batch, chosen) if chosen else batch), metrics
+
+    def _messages(self, messages: list[dict], attempt_ids: list[int]) -> list[dict] | None:
+        return build_reflection_messages(
+            messages, attempt_ids, self.config, self.budget, self._count_tokens, self._decode
+        )
+
+    def _count_tokens(self, messages: list[dict]) -> int:
+        text = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, **self.template_kwargs
+        )
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _extend(self, batch: TensorDict, chosen: dict[int, list[dict]]) -> TensorDict:
+        """`batch` with a copy of each chosen row under a fresh uid, a reflection prompt and the reflection worker."""
+        agents = list(batch["agent_name"]) if "agent_name" in batch else [self.default_agent] * len(batch)
+        extra = tu.index_select_tensor_dict(batch, list(chosen))
+        _set_column(batch, "agent_name", agents)
+        _set_column(extra, "agent_name", [AGENT_NAME] * len(chosen))
+        _set_column(extra, "raw_prompt", list(chosen.values()))
+        _set_column(extra, "uid", [str(uuid.uuid4()) for _ in chosen])
+        return tu.concat_tensordict([batch, extra])
+
+
+def _set_column(batch: TensorDict, name: str, values: list) -> None:
+    batch[name] = NonTensorStack.from_list([NonTensorData(value) for value in values])

@@ -1,0 +1,275 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Cross-Context Replay on verl's data collector.
+
+`ReplayBuffer.sample` hands the trainer the finished groups of a step, rewards included. The mixin reads them there,
+appends stored trajectories of the opposite outcome to dead groups, and writes everything fresh into the history.
+A group is dead when its members are equally correct; their scores may differ by the length bonus.
+
+What later stages need to know of a row travels in its TransferQueue tag:
+
+    group     query id                     correct    answer correct
+    variant   plain | reflection           truncated  response hit the limit
+    score     reward before any ranking    replay_age steps since a replayed row was generated; absent on fresh rows
+"""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.utils.model import compute_position_id_with_mask
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from .core_algos import REPLAY_MARK
+from .history import PLAIN, REFLECTION, History, Sample
+from .r3_config import ReplayConfig
+
+
+def is_fresh(tag: dict) -> bool:
+    """Whether the row was generated in this step: neither replayed nor verl's padding."""
+    return "replay_age" not in tag and not tag.get("is_padding", False)
+
+
+def group_of(key: str) -> str:
+    """The uid of a row's group: keys read `{uid}_{session}_{index}`."""
+    return key.split("_")[0]
+
+
+def dead_outcome(tags: list[dict]) -> bool | None:
+    """The outcome that all fresh rows of a group share (True: all correct), or None for a mixed group.
+
+    Correctness decides, not the score. Rows with correct = [1, 1, 1] and scores [1.9, 1.8, 1.7] are dead: True.
+    """
+    outcomes = {bool(tag["correct"]) for tag in tags if is_fresh(tag)}
+    return outcomes.pop() if len(outcomes) == 1 else None
+
+
+def groups_of(batch: KVBatchMeta) -> dict[str, list[int]]:
+    """Positions of the rows of each group, in batch order, padding left out."""
+    groups = defaultdict(list)
+    for position, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+        if not tag.get("is_padding", False):
+            groups[group_of(key)].append(position)
+    return dict(groups)
+
+
+class CrossContextReplayMixin:
+    """Adds replay and history to a verl `ReplayBuffer`; `attach` must be called before the first training sample."""
+
+    def attach(
+        self,
+        history: History,
+        replay: ReplayConfig,
+        seed: int,
+        max_response_length: int,
+        stall_timeout_s: float,
+        check_workers: Callable[[], None],
+    ) -> None:
+        """Give the buffer what verl's constructor does not pass.
+
+        Args:
+            replay: `algorithm.r3.replay`.
+            max_response_length: stored responses longer than this are passed over.
+            stall_timeout_s: longest wait for a rollout to finish anywhere before the run is ended.
+            check_workers: raises when a process that takes part in the rollout is gone.
+        """
+        self.history = history
+        self.replay = replay
+        self.seed = seed
+        self.max_response_length = max_response_length
+        self.stall_timeout_s = stall_timeout_s
+        self.check_workers = check_workers
+        self.poll_interval = self.sampler_kwargs.get("poll_interval", self.poll_interval)
+        self.reflection_groups = 0
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        """verl's `sample`, then replay. Validation passes through untouched."""
+        self._last_progress, self._last_counts = time.monotonic(), None
+        if partition_id != "train":
+            return super().sample(global_steps, partition_id, batch_size)
+        # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
+        batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
+        samples = self._describe(batch, global_steps)
+        if self.replay.enable:
+            batch = self._append_replays(batch, global_steps)
+        self.history.add(samples, global_steps)
+        return batch, metrics
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        """verl polls for ever; a dead worker or a rollout that stopped moving must end the run instead."""
+        self.check_workers()
+        counts = (len(self.partitions[partition_id]), len(self.finished_keys[partition_id]))
+        if counts != self._last_counts:
+            self._last_counts, self._last_progress = counts, time.monotonic()
+        elif time.monotonic() - self._last_progress > self.stall_timeout_s:
+            raise TimeoutError(
+                f"no rollout finished for algorithm.r3.stall_timeout_s={self.stall_timeout_s:g} s "
+                f"({counts[0]} responses of {counts[1]} finished groups so far); raise it if responses take longer"
+            )
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
+
+    def _describe(self, batch: KVBatchMeta, step: int) -> list[Sample]:
+        """Tag every fresh row with what the later stages read, and return the rows as history samples."""
+        fields = ["query_id", "responses", "rm_scores", "extra_fields", "rollout_log_probs"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        samples = []
+        for tag, row in zip(batch.tags, rows_of(data), strict=True):
+            info = _reward_info(row["extra_fields"])
+            log_probs = row.get("rollout_log_probs")
+            sample = Sample(
+                query_id=str(row["query_id"]),
+                tokens=row["responses"].numpy(),
+                correct=bool(info["acc"]),
+                score=float(row["rm_scores"].sum()),
+                truncated=bool(info["truncated"]),
+                step=step,
+                variant=row["extra_fields"].get("prompt_variant", PLAIN),
+                log_probs=None if log_probs is None else log_probs.numpy(),
+            )
+            tag.update(
+                group=sample.query_id,
+                variant=sample.variant,
+                correct=sample.correct,
+                truncated=sample.truncated,
+                score=sample.score,
+            )
+            if len(sample.tokens):
+                samples.append(sample)
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, tags=batch.tags)
+        return samples
+
+    def _append_replays(self, batch: KVBatchMeta, step: int) -> KVBatchMeta:
+        """`batch` with the replayed rows of its dead groups behind the fresh ones."""
+        drawn = self._draw(batch, step)
+        if not drawn:
+            return batch
+        first_keys = [batch.keys[positions[0]] for positions, _ in drawn]
+        templates = rows_of(tq.kv_batch_get(keys=first_keys, partition_id=batch.partition_id))
+        keys, tags, rows = [], [], []
+        for (positions, samples), template in zip(drawn, templates, strict=True):
+            uid = group_of(batch.keys[positions[0]])
+            session = 1 + max(int(batch.keys[position].split("_")[1]) for position in positions)
+            for offset, sample in enumerate(samples):
+                keys.append(f"{uid}_{session + offset}_0")
+                rows.append(replayed_row(template, sample, uid, session + offset))
+                tags.append(replayed_tag(batch.tags[positions[0]], sample, rows[-1], step))
+        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=tags)
+        return KVBatchMeta(
+            partition_id=batch.partition_id,
+            keys=[*batch.keys, *keys],
+            tags=[*batch.tags, *tags],
+            extra_info=batch.extra_info,
+        )
+
+    def _draw(self, batch: KVBatchMeta, step: int) -> list[tuple[list[int], list[Sample]]]:
+        """(row positions, opposing samples) of every dead group for which the history holds some."""
+        rng = random.Random(f"{self.seed}/replay/{step}")
+        drawn = []
+        # Ordered by query id: uids are random, and drawing in their order would make equal runs differ.
+        for positions in sorted(groups_of(batch).values(), key=lambda positions: _order(batch.tags[positions[0]])):
+            reflected = batch.tags[positions[0]]["variant"] == REFLECTION
+            outcome = dead_outcome([batch.tags[position] for position in positions])
+            if outcome is None or (reflected and not self.replay.reflection_groups):
+                continue
+            samples = self.history.draw(
+                batch.tags[positions[0]]["group"],
+                correct=not outcome,
+                k=self.replay.k,
+                rng=rng,
+                variants=(PLAIN, REFLECTION) if reflected or self.replay.reflected_to_plain else (PLAIN,),
+                selection=self.replay.selection,
+                max_length=self.max_response_length,
+            )
+            if samples:
+                drawn.append((positions, samples))
+        return drawn
+
+
+def rows_of(data: TensorDict) -> list[dict]:
+    """The rows of a TensorDict from TransferQueue as dicts; jagged tensors do not support row indexing."""
+    columns = {name: _column(data[name]) for name in data.keys()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(len(data))]
+
+
+def _column(values) -> list:
+    if isinstance(values, torch.Tensor):
+        return list(values.unbind())
+    # A column of non-tensors is a NonTensorStack or a plain list, depending on what it holds.
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def replayed_row(template: dict, sample: Sample, uid: str, session: int) -> dict:
+    """Every field of a row that holds the stored response under the prompt of `template`, a fresh row of the group."""
+    row, prompts = dict(template), template["prompts"]
+    responses = torch.from_numpy(sample.tokens.astype("int64"))
+    input_ids = torch.cat([prompts, responses])
+    mask = torch.ones_like(responses)
+    scores = torch.zeros(len(responses), dtype=row["rm_scores"].dtype)
+    scores[-1] = sample.score
+    row.update(
+        uid=uid + REPLAY_MARK,
+        session_id=session,
+        responses=responses,
+        input_ids=input_ids,
+        position_ids=compute_position_id_with_mask(torch.ones_like(input_ids).unsqueeze(0)).squeeze(0),
+        response_mask=mask,
+        loss_mask=mask,
+        rm_scores=scores,
+    )
+    if "attention_mask" in row:
+        row["attention_mask"] = torch.ones_like(input_ids)
+    if "rollout_log_probs" in row:
+        stored = sample.log_probs
+        row["rollout_log_probs"] = torch.zeros(len(responses)) if stored is None else torch.from_numpy(stored.copy())
+    return row
+
+
+def replayed_tag(fresh: dict, sample: Sample, row: dict, step: int) -> dict:
+    """The tag of a replayed row, from the tag of a fresh row of its group."""
+    prompt_len, response_len = len(row["prompts"]), len(row["responses"])
+    return {
+        **fresh,
+        "prompt_len": prompt_len,
+        "response_len": response_len,
+        "seq_len": prompt_len + response_len,
+        "correct": sample.correct,
+        "truncated": sample.truncated,
+        "score": sample.score,
+        "replay_age": step - sample.step,
+    }
+
+
+def _order(tag: dict) -> tuple[str, str]:
+    return tag["group"], tag["variant"]
+
+
+def _reward_info(extra_fields: dict) -> dict:
+    info = extra_fields.get("reward_extra_info", {})
+    for name in ("acc", "truncated"):
+        if name not in info:
+            raise ValueError(
+                f"reward_extra_info lacks {name!r}, found {sorted(info)}: R^3 judges groups on correctness; use "
+                "recipe.r3.reward_manager.R3RewardManager or a reward manager that reports acc and truncated"
+            )
+    return info
+
+
+class R3ReplayBuffer(CrossContextReplayMixin, ReplayBuffer):
+    """verl's synchronous data collector with cross-context replay (`trainer.v1.sampler.custom_sampler`)."""
