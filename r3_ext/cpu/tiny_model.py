@@ -125,8 +125,19 @@ class Example(NamedTuple):
     answer: list[int]
 
 
-def batch_loss(model, examples: list[Example]) -> torch.Tensor:
-    """Mean cross entropy of the answer tokens. Padding is on the right, where causal attention does not see it."""
+def backward(model, examples: list[Example], rows: int = 8) -> float:
+    """Gradients and value of the mean cross entropy of the answer tokens, `rows` examples of like length at a time."""
+    examples = sorted(examples, key=lambda example: len(example.prompt) + len(example.answer))
+    tokens, total = sum(len(example.answer) for example in examples), 0.0
+    for begin in range(0, len(examples), rows):
+        loss = answer_loss(model, examples[begin : begin + rows]) / tokens
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def answer_loss(model, examples: list[Example]) -> torch.Tensor:
+    """Summed cross entropy of the answer tokens. Padding is on the right, where causal attention does not see it."""
     length = max(len(example.prompt) + len(example.answer) for example in examples)
     ids_BT = torch.zeros(len(examples), length, dtype=torch.long)
     is_answer_BT = torch.zeros(len(examples), length, dtype=torch.bool)
@@ -135,7 +146,8 @@ def batch_loss(model, examples: list[Example]) -> torch.Tensor:
         is_answer_BT[row, len(prompt) : len(prompt) + len(answer)] = True
     hidden_BTH = model.model(input_ids=ids_BT[:, :-1]).last_hidden_state
     predicts_BT = is_answer_BT[:, 1:]
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden_BTH[predicts_BT]), ids_BT[:, 1:][predicts_BT])
+    logits = model.lm_head(hidden_BTH[predicts_BT])
+    return torch.nn.functional.cross_entropy(logits, ids_BT[:, 1:][predicts_BT], reduction="sum")
 
 
 def train(model, next_batch: Callable[[], list[Example]], steps: int, seconds: float, learning_rate: float) -> dict:
@@ -154,12 +166,10 @@ def train(model, next_batch: Callable[[], list[Example]], steps: int, seconds: f
             step = len(losses)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * learning_rate_factor(step, planned)
-            loss = batch_loss(model, next_batch())
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            losses.append(backward(model, next_batch()))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            losses.append(loss.item())
             if len(losses) == 20:  # enough to know the speed; on a slow or busy machine fewer steps are planned
                 planned = min(planned, max(20, int(0.9 * seconds * 20 / (time.monotonic() - begin))))
             progress.update(bar, advance=1, total=planned, loss=f"loss {sum(losses[-20:]) / len(losses[-20:]):.3f}")

@@ -2,7 +2,6 @@
 
 import torch
 import vllm.model_executor.layers.utils as layer_utils
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
@@ -19,5 +18,5 @@ def keep_plain_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
 layer_utils.dispatch_cpu_unquantized_gemm = keep_plain_weights
 
 
-class TrainableCPUWorker(CPUWorker, vLLMColocateWorkerExtension):
-    """The worker with verl's extension as a base: vLLM then leaves out its own mixing of the two."""
+class TrainableCPUWorker(CPUWorker):
+    """vLLM's own worker; importing it from here is what keeps the weights plain."""

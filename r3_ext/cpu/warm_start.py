@@ -22,7 +22,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -23,7 +23,7 @@ POLL_MS = 1000
 
 
 class WatchingSocket(zmq.Socket):
-    """A socket whose `recv` raises what the receiver's Ray call raised."""
+    """A socket whose `recv` raises when the receiver's Ray call has failed."""
 
     receiver: Optional[ray.ObjectRef] = None
 
@@ -38,7 +38,10 @@ class WatchingSocket(zmq.Socket):
     def _raise_if_receiver_ended(self) -> None:
         if not ray.wait([self.receiver], timeout=0)[0] or self.poll(POLL_MS):
             return
-        ray.get(self.receiver)
+        try:
+            ray.get(self.receiver)
+        except ray.exceptions.RayError as error:
+            raise RuntimeError("vLLM failed while taking new weights; its engine has logged the first cause") from error
         raise RuntimeError("vLLM's weight update ended without acknowledging the last bucket")
 
 

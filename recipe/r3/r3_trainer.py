@@ -20,6 +20,7 @@ _update_actor               the configured number of optimizer steps, whatever w
 """
 
 import logging
+import math
 import os
 from contextlib import contextmanager
 
@@ -138,11 +139,19 @@ class R3Trainer(PPOTrainerSync):
         return metrics
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Rows must split evenly over the step's optimizer steps and the data parallel ranks, and no further.
+        """Rows must split evenly over optimizer steps, data parallel ranks and fixed micro-batches, and no further.
 
         verl pads to whole mini-batches of the configured size, so one appended row would add an optimizer step.
         """
-        return dp_size * self._optimizer_steps()
+        actor, rollout, ref = (self.config.actor_rollout_ref[role] for role in ("actor", "rollout", "ref"))
+        multiple = dp_size * self._optimizer_steps()
+        if not actor.use_dynamic_bsz:
+            multiple *= actor.ppo_micro_batch_size_per_gpu
+        if not rollout.log_prob_use_dynamic_bsz:
+            multiple = math.lcm(multiple, dp_size * rollout.log_prob_micro_batch_size_per_gpu)
+        if self.use_reference_policy and not ref.log_prob_use_dynamic_bsz:
+            multiple = math.lcm(multiple, dp_size * ref.log_prob_micro_batch_size_per_gpu)
+        return multiple
 
     def _optimizer_steps(self) -> int:
         """Optimizer steps of one pass over the batch: the configured prompts per step over those per mini-batch."""
