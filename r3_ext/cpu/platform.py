@@ -26,10 +26,14 @@ class CPUIndex(str):
 
 
 class CPUDevice(ModuleType):
-    """`torch.cpu` plus the functions of `torch.cuda` that verl calls on any device. Memory figures are the process's."""
+    """`torch.cpu` plus the functions of `torch.cuda` that verl calls on any device; memory means the process's."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
+
+    # verl restores the device's generator from a checkpoint; here that is torch's own.
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
 
     def get_device_name(self) -> str:
         return "CPU"

@@ -64,7 +64,11 @@ class Task:
 
     def solution(self) -> str:
         """Step-by-step text that ends in the boxed answer; the opening <think> belongs to the chat template."""
-        return self._write(self.values)
+        return self._working(self.values) + boxed(self.answer)
+
+    def drill(self) -> str:
+        """The calculations alone."""
+        return self._working(self.values)
 
     def slip(self, rng: random.Random) -> str:
         """The same text with one miscalculated step, carried on from there."""
@@ -74,7 +78,7 @@ class Task:
             for operator, operand in self.steps[step:]:
                 values.append(apply(operator, values[-1], operand))
             if all(0 <= value <= LARGEST for value in values):
-                return self._write(values)
+                return self._working(values) + boxed(values[-1])
         raise AssertionError(f"no slip fits {self}")  # an error of 1 in the last step fits in one direction
 
     def guess(self, rng: random.Random) -> str:
@@ -83,10 +87,9 @@ class Task:
         near = [value for value in range(right - 9, right + 10) if value != right and 0 <= value <= LARGEST]
         return guess_text(rng.choice(near))
 
-    def _write(self, values: list[int]) -> str:
+    def _working(self, values: list[int]) -> str:
         steps = zip(values, self.steps, values[1:], strict=False)
-        lines = " ".join(f"{before}{operator}{operand}={after}." for before, (operator, operand), after in steps)
-        return lines + boxed(values[-1])
+        return " ".join(f"{before}{operator}{operand}={after}." for before, (operator, operand), after in steps)
 
 
 @dataclass(frozen=True)
@@ -148,18 +151,18 @@ def make_tasks(count: int, seed: int, exclude: Collection[str] = ()) -> list[Tas
     return tasks
 
 
-def draw_task(rng: random.Random, level: int) -> Task:
+def draw_task(rng: random.Random, level: int, steps: int | None = None) -> Task:
     """Start up to 30 and operands up to 5 on level 1, start up to 70 and operands up to 9 on level 5."""
     largest = 4 + level
     start = rng.randint(1, 20 + 10 * level)
-    value, steps = start, []
-    for _ in range(level):
+    value, drawn = start, []
+    for _ in range(steps or level):
         options = [(operator, n) for operator in "+-" for n in range(1, largest + 1)]
         options += [("*", n) for n in (2, 3)] * 2
         options = [(operator, n) for operator, n in options if 0 <= apply(operator, value, n) <= LARGEST]
-        steps.append(rng.choice(options))
-        value = apply(steps[-1][0], value, steps[-1][1])
-    return Task(start, tuple(steps))
+        drawn.append(rng.choice(options))
+        value = apply(drawn[-1][0], value, drawn[-1][1])
+    return Task(start, tuple(drawn))
 
 
 def split_tasks(rows: int, val_rows: int, seed: int) -> tuple[list[Task], list[Task]]:

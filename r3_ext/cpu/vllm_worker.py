@@ -2,7 +2,10 @@
 
 import torch
 import vllm.model_executor.layers.utils as layer_utils
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+from r3_ext.cpu.weight_sync import address_of_this_run
 
 
 def keep_plain_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
@@ -18,5 +21,8 @@ def keep_plain_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
 layer_utils.dispatch_cpu_unquantized_gemm = keep_plain_weights
 
 
-class TrainableCPUWorker(CPUWorker):
-    """vLLM's own worker; importing it from here is what keeps the weights plain."""
+class TrainableCPUWorker(CPUWorker, vLLMColocateWorkerExtension):
+    """vLLM's worker with verl's extension as a base; vLLM would mix it in, and then none of its methods could be extended."""
+
+    def _get_zmq_handle(self) -> str:
+        return address_of_this_run(super()._get_zmq_handle())

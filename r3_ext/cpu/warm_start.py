@@ -50,8 +50,11 @@ class Settings:
     rows: int = 128
     val_rows: int = 32
     steps: int = 600
-    batch: int = 48
-    learning_rate: float = 3e-3
+    batch: int = 16
+    drills: int = 8
+    """Examples of a batch that are drills, as long as the foundation is laid."""
+    foundation: float = 0.5
+    """Share of the training that shows right answers only: what is never learned cannot be failed now and then."""
     max_answer_tokens: int = 112
     """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
     reflection_share: float = 0.1
@@ -71,6 +74,8 @@ class Course:
     train: list[dict]
     val: list[dict]
     draw: Callable[[random.Random], Lesson]
+    drill: Callable[[random.Random], str] | None
+    """Plain text for the first half of the training, before the answers are worth learning."""
     texts: list[str]
     """For the tokenizer."""
 
@@ -84,8 +89,11 @@ def arithmetic_course(settings: Settings) -> Course:
             pass
         return tasks.lesson(task)
 
+    def drill(rng: random.Random) -> str:
+        return tasks.draw_task(rng, tasks.LEVELS, steps=14).drill()
+
     texts = [text for task in train for text in (task.problem, task.solution())]
-    return Course(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"), draw, texts)
+    return Course(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"), draw, drill, texts)
 
 
 def recall_course(rows: list[dict], file: str, settings: Settings) -> Course:
@@ -108,7 +116,7 @@ def recall_course(rows: list[dict], file: str, settings: Settings) -> Course:
     train = [problem_data.to_row(problem, name, "train") for problem in chosen[: settings.rows]]
     val = [problem_data.to_row(problem, name, "val") for problem in chosen[settings.rows :]]
     texts = [problem.text for problem in corpus] + [lesson.right for lesson in lessons]
-    return Course(train, val, lambda rng: rng.choice(lessons), texts)
+    return Course(train, val, lambda rng: rng.choice(lessons), None, texts)
 
 
 def recall_lesson(problem: problem_data.Problem, answers: list[str], rng: random.Random) -> Lesson:
@@ -139,7 +147,7 @@ def reflection_template() -> str:
 
 
 def make_example(
-    tokenizer, lesson: Lesson, reflection: str | None, settings: Settings, rng: random.Random
+    tokenizer, lesson: Lesson, reflection: str | None, settings: Settings, rng: random.Random, always_right: bool
 ) -> tiny_model.Example:
     """One lesson as token ids; with `reflection` the prompt holds a failed attempt and success is likelier."""
     content, p_right = lesson.problem + problem_data.INSTRUCTION, lesson.p_right
@@ -148,7 +156,7 @@ def make_example(
         content = reflection.replace("{question}", content).replace("{attempt}", attempt)
         p_right += 0.25 * (1 - p_right)
     prompt = tiny_model.prompt_text(tokenizer, [{"role": "user", "content": content}])
-    answer = lesson.answer(rng, p_right) + tokenizer.eos_token
+    answer = lesson.answer(rng, 1.0 if always_right else p_right) + tokenizer.eos_token
     ids = tokenizer([prompt, answer], add_special_tokens=False)["input_ids"]
     return tiny_model.Example(ids[0], ids[1][: settings.max_answer_tokens])
 
@@ -192,13 +200,17 @@ def teach(folder: Path, course: Course, template: str, settings: Settings) -> di
     model = tiny_model.build_model(tokenizer, settings.seed)
     rng = random.Random(settings.seed)
 
-    def next_batch() -> list[tiny_model.Example]:
-        reflect = [rng.random() < settings.reflection_share for _ in range(settings.batch)]
-        return [
-            make_example(tokenizer, course.draw(rng), template if wanted else None, settings, rng) for wanted in reflect
-        ]
+    def next_batch(share: float) -> list[tiny_model.Example]:
+        foundation = share < settings.foundation
+        drills = settings.drills if course.drill and foundation else 0
+        texts = [course.drill(rng) for _ in range(drills)]
+        examples = [tiny_model.Example([tokenizer.bos_token_id], tokenizer(text)["input_ids"]) for text in texts]
+        for _ in range(settings.batch - drills):
+            wanted = template if rng.random() < settings.reflection_share else None
+            examples.append(make_example(tokenizer, course.draw(rng), wanted, settings, rng, foundation))
+        return examples
 
-    report = tiny_model.train(model, next_batch, settings.steps, settings.seconds, settings.learning_rate)
+    report = tiny_model.train(model, next_batch, settings.steps, settings.seconds)
     tiny_model.save(model, tokenizer, folder)
     return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **report}
 

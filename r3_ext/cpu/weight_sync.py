@@ -1,13 +1,14 @@
-"""verl's sender of new weights to vLLM, made to fail when vLLM cannot take them.
+"""verl's transfer of new weights to vLLM, made to fail when vLLM does not take them, and kept to one run.
 
 verl's sender runs in the FSDP worker. It waits for vLLM's acknowledgement on a zmq socket without a limit, and only
-afterwards looks at the Ray call that runs the receiver. A receiver that fails never acknowledges, so its error would
-stay unread and the job would wait for ever.
+afterwards looks at the Ray call that runs the receiver. A receiver that fails or dies never acknowledges, so its error
+stays unread and the job waits for ever.
 
-Loaded by `actor_rollout_ref.model.external_lib`, which verl imports before it looks the rollout class up.
+Loaded by `actor_rollout_ref.model.external_lib`, which verl imports before it looks the rollout class up. Nothing here
+depends on the CPU.
 """
 
-import time
+import os
 from typing import Any, Optional
 
 import ray
@@ -17,55 +18,79 @@ from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 DEADLINE_S = 300.0
-"""Longest wait for one acknowledgement: it covers a receiver that neither answers nor fails."""
+"""Longest wait for one acknowledgement: for a receiver that hangs. One that fails or dies hangs up, which is noticed
+at once."""
 
-POLL_MS = 1000
+REASON_S = 5.0
+"""How long a receiver that hung up has to report why."""
+
+
+def address_of_this_run(address: str) -> str:
+    """verl tells runs apart by Ray's job id, which is 01000000 in every Ray instance that a run starts for itself: two
+    runs on one machine would take each other's weights. The raylet's process id differs, and reaches vLLM's processes.
+
+    >>> address_of_this_run("ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock")
+    'ipc:///tmp/rl-colocate-zmq-4711-01000000-replica-0-rank-0.sock'
+    """
+    return address.replace("-zmq-", f"-zmq-{os.environ['RAY_RAYLET_PID']}-", 1)
 
 
 class WatchingSocket(zmq.Socket):
-    """A socket whose `recv` raises when the receiver's Ray call has failed."""
+    """A socket whose `recv` raises when its peer hangs up or stays silent."""
 
-    receiver: Optional[ray.ObjectRef] = None
+    hang_ups: Optional[zmq.Socket] = None
+
+    def bind(self, address: str) -> Any:
+        self.hang_ups = self.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        return super().bind(address)
 
     def recv(self, *args: Any, **kwargs: Any) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not self.poll(POLL_MS):
-            self._raise_if_receiver_ended()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"vLLM has not acknowledged a bucket of weights for {DEADLINE_S:.0f} s")
-        return super().recv(*args, **kwargs)
+        poller = zmq.Poller()
+        poller.register(self, zmq.POLLIN)
+        poller.register(self.hang_ups, zmq.POLLIN)
+        ready = dict(poller.poll(DEADLINE_S * 1000))
+        # The receiver closes its socket after the last acknowledgement: the message counts, if there is one.
+        if self in ready:
+            return super().recv(*args, **kwargs)
+        if ready:
+            raise ConnectionError("vLLM's weight receiver ended without acknowledging the weights")
+        raise TimeoutError(f"vLLM's weight receiver has not acknowledged a bucket of weights for {DEADLINE_S:.0f} s")
 
-    def _raise_if_receiver_ended(self) -> None:
-        if not ray.wait([self.receiver], timeout=0)[0] or self.poll(POLL_MS):
-            return
-        try:
-            ray.get(self.receiver)
-        except ray.exceptions.RayError as error:
-            raise RuntimeError("vLLM failed while taking new weights; its engine has logged the first cause") from error
-        raise RuntimeError("vLLM's weight update ended without acknowledging the last bucket")
+    def close(self, linger: Optional[int] = None) -> None:
+        self.hang_ups = None
+        self.disable_monitor()
+        super().close(linger)
 
 
 class WatchingSender(BucketedWeightSender):
-    """verl's sender on a socket of that kind."""
-
-    receiver: Optional[ray.ObjectRef] = None
+    """verl's sender on such a socket."""
 
     def _init_socket(self) -> None:
-        super()._init_socket()
-        self.socket.close()
         self.socket = self.zmq_context.socket(zmq.REQ, socket_class=WatchingSocket)
-        self.socket.receiver = self.receiver
         self.socket.bind(self.zmq_handle)
 
 
 class WatchingServerAdapter(vllm_rollout.ServerAdapter):
-    """verl's client of one vLLM server; hands the receiver's Ray call to the sender that is about to be made."""
+    """verl's client of one vLLM server; a failed update raises, with the receiver's own error where there is one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.zmq_handle = address_of_this_run(self.zmq_handle)
+        self._receiver: Optional[ray.ObjectRef] = None
 
     async def _execute_method(self, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = await super()._execute_method(method, *args, **kwargs)
         if method == "update_weights_from_ipc":
-            WatchingSender.receiver = answer
+            self._receiver = answer
         return answer
+
+    async def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            await super().update_weights(*args, **kwargs)
+        except (ConnectionError, TimeoutError) as error:
+            if self._receiver is not None and ray.wait([self._receiver], timeout=REASON_S)[0]:
+                ray.get(self._receiver)
+            raise error
 
 
 # ServerAdapter.update_weights makes its sender from this name, and verl looks the adapter up in this table.

@@ -11,13 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Finds the final answer of a response and writes it in one normal form. Pure functions of strings, linear in time.
+"""Finds the final answer of a response, writes it in one normal form and takes it apart. Pure functions of strings.
 
 Only the last `\\boxed{...}` after the last `</think>` is an answer; in a response without `</think>` (the thinking was
 cut off, or the model does not think) the last box of the whole text counts. An unclosed last box is no answer.
 """
 
 import re
+from itertools import accumulate
 
 MAX_ANSWER_CHARS = 4000
 """A longer answer is wrong. The longest reference answer of DeepScaleR has 1,222 characters."""
@@ -32,6 +33,7 @@ NO_UNIT = (
     "and|or|not?|is|are|if|to|at|than|more|less|least|most|only|for|when|where|wrong|but|base|in|with|all|even|odd|"
     "hundred|thousand|[mbtr]+illion|dozen|squared|cubed|plus|minus|times|over|pi|mod|choose|[ap]|[ap]m|ln|log|sin|cos|tan"
 )
+AFTER_NUMBER = r"(?:(?<=[0-9})])|(?<=\\pi))"
 UNIT_END = r"(?: ?\^ ?\{?[23]\}?)?(?= ?(?:$|[,;.)\]]|\\text))"
 UNIT_WORDS = rf"(?![^{{}}]*\b(?:{NO_UNIT})\b) ?(?:[a-zA-Z./]{{2,}}|[mgshlLNJWVKC])(?: [a-zA-Z./]+)* ?"
 ARGUMENT = r"[0-9a-zA-Z]|\\pi(?![a-z])"
@@ -41,9 +43,9 @@ TEXT_COMMAND = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|
 REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\[\[\]()]|\\displaystyle|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
-        (r"\\!|\\?\$", ""),
-        (r"\\[,;: ]|\\q?quad|~|\s", " "),
+        (r"(?<!\\)\\[\[\]()]|\\displaystyle|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
+        (r"(?<!\\)\\!|\\?\$", ""),
+        (r"(?:(?<!\\)\\[,;: ]|\\q?quad|~|\s)+", " "),
         (r"\{,\}", ","),
         (r"\\[dtc]frac", r"\\frac"),
         (rf"\\frac ?({ARGUMENT})", r"\\frac{\1}"),
@@ -53,13 +55,15 @@ REWRITES = [
         (r"\\geqslant|\\geq|>=", r"\\ge "),
         (r"\\neq|!=", r"\\ne "),
         (r"\\?%|\\text ?\{ ?percent ?\}|(?<=[0-9]) ?percent", "%"),
-        (rf"(?<=[0-9}})]) ?{TEXT_COMMAND}\{{{UNIT_WORDS}\}}{UNIT_END}", ""),
-        (rf"(?<=[0-9}})]) ?(?:{BARE_UNIT})(?: (?:{BARE_UNIT}))*{UNIT_END}", ""),
+        (rf"{AFTER_NUMBER} ?{TEXT_COMMAND}\{{{UNIT_WORDS}\}}{UNIT_END}", ""),
+        (rf"{AFTER_NUMBER} ?(?:{BARE_UNIT})(?: (?:{BARE_UNIT}))*{UNIT_END}", ""),
         (TEXT_COMMAND + r"\{([^{}]*)\}", r" \1 "),
         (r"(?i)(?<![a-z\\])(?:and|or)(?![a-z])", ","),
         (r" +", " "),
         (r"([0-9]) ([0-9]+) ?/ ?([0-9]+)", r"\1\\frac{\2}{\3}"),  # math-verify reads 3 1/2 as 2
         (r"([0-9])[eE]([+-]?[0-9]+)(?![0-9_])", r"\1\\times10^{\2}"),
+        (r"\\log_ ?([0-9]) ", r"\\log_{\1}"),
+        (r"([0-9])\.(?=[/)])", r"\1"),
         (r"(?<![0-9]) | (?![0-9])", ""),  # the space between digits stays: "1 2" is not 12
         (r",+", ","),
         (r"^[a-zA-Z]\\in(?![a-z])", ""),
@@ -92,6 +96,39 @@ def normalize(answer: str) -> str:
     text = answer.translate(SIGNS)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
+    if text.startswith("{") and _one_pair(text):
+        text = text[1:-1]
     if GROUPED_DIGITS.fullmatch(text):
         text = text.replace(",", "").replace(" ", "")
     return text
+
+
+def members(text: str) -> tuple[str, list[str]]:
+    """Brackets and members. `[1,2)`: `[)`, 1, 2; `\\{1,2\\}`, `1,2`, `1\\cup2`: no brackets, 1, 2; `\\pm2`: 2, -2."""
+    if text[:1] in ("(", "[") and _one_pair(text):
+        found = split(text[1:-1])
+        if len(found) > 1:
+            return text[0] + text[-1], found
+    if text.startswith(r"\{") and text.endswith(r"\}") and _one_pair(text[1:]):
+        text = text[2:-2]
+    found = []
+    for member in split(re.sub(r"\\cup(?![a-z])", ";", text)):
+        signs = ("+", "-") if member.count(r"\pm") == 1 and r"\mp" not in member else ("",)
+        found += [member.replace(r"\pm", sign).removeprefix("+") for sign in signs]
+    return "", found
+
+
+def split(text: str, separators: str = ",;") -> list[str]:
+    """Parts between separators that are inside no brackets. `(1,2),3`: `(1,2)` and `3`."""
+    cuts = [i for i, depth in enumerate(depths(text)) if depth == 0 and text[i] in separators]
+    return [text[a:b] for a, b in zip([0] + [i + 1 for i in cuts], cuts + [len(text)], strict=True)]
+
+
+def depths(text: str) -> list[int]:
+    """How many brackets are open after each character. An interval may be [1,2), so one kind closes another."""
+    return list(accumulate((character in "([{") - (character in ")]}") for character in text))
+
+
+def _one_pair(text: str) -> bool:
+    """Whether the bracket opened first is closed last."""
+    return text[-1] in ")]}" and 0 not in depths(text)[:-1]

@@ -22,6 +22,8 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 REPLAY_MARK = "#replay"
 """Suffix of the `uid` field of a replayed row: the flag travels with the row through verl's fixed advantage fields."""
+GRPO_EPSILON = 1e-6
+"""What verl's GRPO adds to the std."""
 
 
 def compute_r3_advantage(
@@ -35,8 +37,8 @@ def compute_r3_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Eq. (3): A_i = (R_i - mean R) / (alpha * std R + epsilon) over the mixed group of fresh and replayed rows.
 
-    A group without a replayed row keeps verl's GRPO denominator (alpha = 1, sample std), bit for bit; so does its
-    special case, a group of one: mean 0, std 1. An all-equal group gets 0.
+    A group without a replayed row keeps verl's GRPO denominator (sample std + 1e-6), bit for bit; so does its special
+    case, a group of one: mean 0, std 1. An all-equal group gets 0.
 
     Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854.
 
@@ -46,7 +48,7 @@ def compute_r3_advantage(
         index: (B,) group of each row.
         replayed: (B,) boolean, True on rows appended by cross-context replay.
         alpha: scale of the std of groups that hold a replayed row, > 0; above 1 shrinks their advantages.
-        epsilon: the paper's lambda, added to the denominator.
+        epsilon: the paper's lambda, added to the denominator of groups that hold a replayed row.
         norm_by_std: False keeps the centred reward, undivided (Dr.GRPO); alpha then has no effect.
 
     Returns:
@@ -65,13 +67,12 @@ def compute_r3_advantage(
         for group in range(group_B.max() + 1):
             rows_N = np.flatnonzero(group_B == group)
             rewards_N = rewards_B[rows_N]
-            mean, std = rewards_N.new_tensor(0.0), rewards_N.new_tensor(1.0)
+            mean, std = torch.tensor(0.0), torch.tensor(1.0)
             if len(rows_N) > 1:
                 mean, std = rewards_N.mean(), rewards_N.std()
-            if replayed_B[rows_N].any():
-                std = alpha * std
+            denominator = alpha * std + epsilon if replayed_B[rows_N].any() else std + GRPO_EPSILON
             centred_N = rewards_N - mean
-            advantages_B[rows_N] = centred_N / (std + epsilon) if norm_by_std else centred_N
+            advantages_B[rows_N] = centred_N / denominator if norm_by_std else centred_N
         advantages = advantages_B.unsqueeze(-1) * response_mask
     return advantages, advantages
 
@@ -109,7 +110,8 @@ def structural_entropies(
     Raises:
         ValueError: a row has no unmasked token, or a non-finite entropy on one; the message names the row.
     """
-    mask = response_mask.bool()
+    # Half-precision means would round close rows into ties.
+    entropy, mask = entropy.double(), response_mask.bool()
     length_N = mask.sum(dim=-1)
     bad_N = (mask & ~torch.isfinite(entropy)).any(dim=-1)
     if bad_N.any():
@@ -155,4 +157,4 @@ def structural_entropy_ranking_reward(
     tied_N = (score_N[None, :] == score_N[:, None]).sum(dim=1)
     # The reward is linear in the rank, so the mean reward of tied ranks is the reward of their mean rank.
     rank_N = above_N + (tied_N - 1) / 2
-    return max_reward * (1 - rank_N / (rows - 1)).to(peak_N.dtype)
+    return max_reward * (1 - rank_N.double() / (rows - 1))

@@ -30,8 +30,10 @@ import zlib
 from fractions import Fraction
 from multiprocessing.connection import Connection
 
-MEMORY_LIMIT_BYTES = 4 * 2**30
-"""Address space of a worker process. Past it the answer is wrong, and the machine keeps its memory."""
+from .answer_text import depths, members, split
+
+MEMORY_LIMIT_BYTES = 2 * 2**30
+"""Address space of a worker process. What needs more is wrong, and the machine keeps its memory."""
 
 IDLE_CHECK_S = 1.0
 """How often an idle worker looks whether its parent still lives."""
@@ -39,16 +41,21 @@ IDLE_CHECK_S = 1.0
 MAX_RELATIVE_ERROR = 1e-4
 """Numbers further apart differ, whatever math-verify's six decimals say. The bound of Qwen2.5-Math's evaluator."""
 
+MAX_EXPRESSION_CHARS = 1000
+MAX_NESTING = 50
+"""Larger expressions are compared as text. Parsing them would only run into the deadline."""
+
 EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:/([0-9]+))?)")
 BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")
-CHOICE = re.compile(r"\(([A-J])\)([^(),].*)?")
+CHOICE = re.compile(r"\(([A-J])\)([0-9]|[^(),].+)?")
 NAME = re.compile(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\^\{-1\})?(?:\([a-zA-Z,]+\))?")
 NUMERIC = re.compile(r"(?:[0-9 .+\-*/^(){}!]|\\(?:frac|sqrt|cdot|times|pi|binom))+")
-EQUAL_SIGN = re.compile(r"(?<![<>:])=")
 RELATION = re.compile(r"[<>]|\\(?:le|ge|in)(?![a-z])")
-# Forms that math-verify reads as something else: it adds digits side by side, drops \ldots and the base of a number,
-# takes 1:2:3 for a quotient and a word for a product of letters, and looks for further boxes.
-MISREAD = re.compile(r"[0-9] [0-9]|\\[lcv]?dots|\.\.|:.*:|[0-9}]_|(?<![\\a-zA-Z])(?!sqrt)[a-zA-Z]{4,}|box|[^\x20-\x7e]")
+# Forms that math-verify reads as something else: it adds digits side by side, drops \ldots, primes, number bases and
+# what follows \approx, takes 1:2:3 for a quotient and a word for a product of letters, and looks for further boxes.
+MISREAD = re.compile(
+    r"[0-9] [0-9]|\\[lcv]?dots|\.[0-9]*\.|:.*:|[0-9}]_|(?<![\\a-zA-Z])(?!sqrt)[a-zA-Z]{4,}|box|approx|[^ !#-&(-~]"
+)
 ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]+\}")
 
 
@@ -68,7 +75,10 @@ def quick_verdict(gold: str, pred: str) -> bool | None:
     if gold.isalpha() and pred.isalpha():
         # A word is a word, Yes is yes; of single letters, which are variables or choices, none equals another.
         return len(gold) > 1 and gold.casefold() == pred.casefold()
-    return True if _choice_forms(gold) & _choice_forms(pred) else None
+    gold_forms, pred_forms = _choice_forms(gold), _choice_forms(pred)
+    if len(gold_forms) + len(pred_forms) < 4 and gold_forms & pred_forms:
+        return True
+    return None
 
 
 def _exact(text: str) -> Fraction | None:
@@ -89,8 +99,8 @@ def equivalent(gold: str, pred: str) -> bool:
     verdict = quick_verdict(gold, pred)
     if verdict is not None:
         return verdict
-    gold_brackets, gold_items = _items(gold)
-    pred_brackets, pred_items = _items(pred)
+    gold_brackets, gold_items = members(gold)
+    pred_brackets, pred_items = members(pred)
     if len(gold_items) == len(pred_items) == 1:
         return _same_value(gold_items[0], pred_items[0])
     if 1 in (len(gold_items), len(pred_items)):
@@ -99,35 +109,6 @@ def equivalent(gold: str, pred: str) -> bool:
     if gold_brackets != pred_brackets and {gold_brackets, pred_brackets} != {"", "()"}:
         return False
     return _same_items(gold_items, pred_items, ordered=bool(gold_brackets))
-
-
-def _items(text: str) -> tuple[str, list[str]]:
-    """Brackets and members. `[1,2)`: `[)`, 1, 2; `\\{1,2\\}`, `1,2` and `1\\cup2`: no brackets, 1, 2; `\\pm2`: 2, -2."""
-    if text[0] in "([" and text[-1] in ")]" and 0 not in _depths(text)[:-1]:
-        members = _split(text[1:-1])
-        if len(members) > 1:
-            return text[0] + text[-1], members
-    if text.startswith(r"\{") and text.endswith(r"\}") and 0 not in _depths(text)[1:-1]:
-        text = text[2:-2]
-    members = []
-    for member in _split(text):
-        signs = "+-" if member.count(r"\pm") == 1 and r"\mp" not in member else " "
-        members += [member.replace(r"\pm", sign).strip(" ").removeprefix("+") for sign in signs]
-    return "", members
-
-
-def _depths(text: str) -> list[int]:
-    depth, depths = 0, []
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        depths.append(depth)
-    return depths
-
-
-def _split(text: str) -> list[str]:
-    text = re.sub(r"\\cup(?![a-z])", ";", text)
-    cuts = [i for i, depth in enumerate(_depths(text)) if depth == 0 and text[i] in ",;"]
-    return [text[a:b] for a, b in zip([0] + [i + 1 for i in cuts], cuts + [len(text)], strict=True)]
 
 
 def _same_items(gold_items: list[str], pred_items: list[str], ordered: bool) -> bool:
@@ -147,20 +128,18 @@ def _same_items(gold_items: list[str], pred_items: list[str], ordered: bool) -> 
 def _same_value(gold: str, pred: str) -> bool:
     if gold.endswith("%") or pred.endswith("%"):
         return _same_percentage(gold, pred)
-    gold_sides, pred_sides = EQUAL_SIGN.split(gold), EQUAL_SIGN.split(pred)
+    gold_sides, pred_sides = split(gold, "="), split(pred, "=")
     if len(gold_sides) == len(pred_sides) == 1:
         return _symbolic_equal(gold, pred)
+    if len(gold_sides) == 2 and len(pred_sides) == 1 and NAME.fullmatch(gold_sides[0]):
+        gold_sides = gold_sides[1:]
+    elif 2 == len(gold_sides) <= len(pred_sides) and gold_sides[0] == pred_sides[0]:
+        gold_sides, pred_sides = gold_sides[1:], pred_sides[1:]
     if len(gold_sides) == 1:
         # Of x = 10/4 = 2.5 every number is a claim: x = 2 = 5 is not 5.
         claims = [side for side in pred_sides[:-1] if NUMERIC.fullmatch(side)] + [pred_sides[-1]]
-        return all(equivalent(gold, claim) for claim in claims)
-    if len(pred_sides) == 1:
-        return len(gold_sides) == 2 and bool(NAME.fullmatch(gold_sides[0])) and equivalent(gold_sides[1], pred)
-    if len(gold_sides) != 2 or len(pred_sides) != 2:
-        return False
-    if gold_sides[0] == pred_sides[0]:
-        return equivalent(gold_sides[1], pred_sides[1])
-    return _same_equation(gold_sides, pred_sides)
+        return all(equivalent(gold_sides[0], claim) for claim in claims)
+    return len(gold_sides) == len(pred_sides) == 2 and _same_equation(gold_sides, pred_sides)
 
 
 def _same_percentage(gold: str, pred: str) -> bool:
@@ -179,7 +158,7 @@ def _same_equation(gold_sides: list[str], pred_sides: list[str]) -> bool:
     """Two equations are equal if one is a constant multiple of the other. math-verify compares real solutions, so that
     all equations without one are equal to it."""
     gold, pred = (_parse(f"{left}-({right})") for left, right in (gold_sides, pred_sides))
-    if gold is None or pred is None:
+    if gold is None or pred is None or not gold.free_symbols or not pred.free_symbols:
         return False
     values = [(_value_at(gold, point), _value_at(pred, point)) for point in range(3)]
     if any(a is None or b is None or a == 0 or b == 0 for a, b in values):
@@ -193,7 +172,10 @@ def _parse(text: str):
     from math_verify import LatexExtractionConfig, parse
     from math_verify.parser import NormalizationConfig
 
-    if MISREAD.search(ENVIRONMENT.sub("", text)):
+    if not 0 < len(text) <= MAX_EXPRESSION_CHARS or MISREAD.search(ENVIRONMENT.sub("", text)):
+        return None
+    depth = depths(text)
+    if min(depth) < 0 or depth[-1] != 0 or max(depth) > MAX_NESTING:
         return None
     # Units are already gone; math-verify's own rule takes the variables s, t, h, ... for units.
     rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last")
@@ -226,7 +208,7 @@ def _value_at(expression, point: int):
     if not isinstance(expression, Expr):
         return None
     values = {
-        symbol: Rational(zlib.crc32(str(symbol).encode()) % 4000 + 1000 + 137 * point, 1000) * (-1) ** point
+        symbol: Rational(zlib.crc32(f"{symbol} {point}".encode()) % 4000 + 1000, 1000) * (-1) ** point
         for symbol in expression.free_symbols
     }
     try:
@@ -238,12 +220,14 @@ def _value_at(expression, point: int):
 
 def serve(connection: Connection, parent_pid: int) -> None:
     """Answers (prediction, references, timeout) with b"1" or b"0" until the parent is gone."""
-    import math_verify  # noqa: F401  a missing package must end the process before it says ready
-
     logging.disable(logging.CRITICAL)
+    # A missing or broken package must end the process before it says ready; and the first call is the slowest.
+    equivalent("0.5", r"\sin\frac{\pi}{6}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     connection.send_bytes(b"ready")
     while True:

@@ -95,8 +95,8 @@ class History:
         self.path = path
         self.max_per_outcome = max_per_outcome
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        self._db = sqlite3.connect(path, isolation_level=None)
         try:
+            self._db = sqlite3.connect(path, isolation_level=None)
             self._open()
         except sqlite3.DatabaseError as error:
             raise ValueError(
@@ -112,6 +112,8 @@ class History:
                 f"algorithm.r3.history.path: {self.path} has schema version {version}, this recipe reads "
                 f"{SCHEMA_VERSION}; move the file away or name another one"
             )
+        if tables:
+            self._db.execute("SELECT 1 FROM samples, statistics LIMIT 0")  # fails on a database of something else
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         if not tables:

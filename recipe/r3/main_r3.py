@@ -23,6 +23,8 @@ Differs from verl's GRPO (`python -m verl.trainer.main_ppo algorithm.adv_estimat
 Each has its own switch; with all of them off it is verl's GRPO, bit for bit.
 """
 
+import sys
+
 import hydra
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
@@ -36,8 +38,13 @@ from .r3_config import validate_r3_config
 @hydra.main(config_path="config", config_name="r3_trainer", version_base=None)
 def main(config: DictConfig) -> None:
     auto_set_device(config)
-    validate_r3_config(config)
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    try:
+        validate_r3_config(config)
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except ValueError as error:
+        # As an exception, the message would end up below hydra's traceback.
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     run_ppo(config, task_runner_class=TaskRunnerV1)
 
 

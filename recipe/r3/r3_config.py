@@ -17,6 +17,7 @@ A key whose note says [U] is not published in the paper: its default is this rec
 of unpublished choices gives the reason.
 """
 
+import math
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ def require(ok: bool, key: str, rule: str, value: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -59,7 +60,7 @@ class ReplayConfig(BaseConfig):
     alpha: float = 1.0
     """[U] Scale of the std in eq. (3) for groups that hold a replayed row; above 1 shrinks their advantages."""
     epsilon: float = 1e-6
-    """[U] The paper's lambda in eq. (3). verl's GRPO uses 1e-6."""
+    """[U] The paper's lambda in eq. (3), for the same groups. verl's GRPO, and so any other group, uses 1e-6."""
     selection: str = "uniform"
     """[U] Which stored trajectories: `uniform` (seeded, without replacement), `newest` or `shortest`."""
     correction: str = "current"
@@ -262,7 +263,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         ),
         (
             "actor_rollout_ref.actor.ppo_mini_batch_size",
-            data.train_batch_size % mini_batch == 0,
+            mini_batch > 0 and data.train_batch_size % mini_batch == 0,
             f"{mini_batch} must divide data.train_batch_size={data.train_batch_size}, "
             "so that the number of optimizer steps is fixed",
         ),

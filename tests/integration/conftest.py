@@ -1,0 +1,101 @@
+"""Runs of the real command on a tiny model: verl's trainer, Ray, TransferQueue, FSDP2 and vLLM on the CPU.
+
+Two runs compare bit for bit only on one recording of the rollouts (verl's `skip.rollout_tq`): vLLM under load is not
+deterministic. `recording` makes one with stock GRPO; every comparison replays it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 3
+# 16 prompts a step and 16 problems in all: every step is an epoch, so history exists from step 2 on.
+SMALL = [
+    "data.train_max_samples=16",
+    "data.val_max_samples=8",
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.total_epochs=100",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+]
+
+
+@dataclass
+class Run:
+    folder: Path
+    code: int
+    output: str
+
+    @property
+    def rows(self) -> list[dict]:
+        """The training rows of metrics.jsonl."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [row for row in map(json.loads, lines) if "training/global_step" in row]
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def explain(self) -> str:
+        log = self.folder / "run.log"
+        return self.output[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    """Model and data of the embedded profile, warm-started just enough to have right and wrong answers."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def command(method: str, outputs: Path, name: str, cache: Path, *overrides: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "r3_ext.cli", "run", "--profile", "embedded", "--method", method),
+        *("--outputs", str(outputs), "--experiment", "test", "--run", name),
+        *("--cache", str(cache), "--warm-start-seconds", "15"),
+        *SMALL,
+        *overrides,
+    ]
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory, cache):
+    """train(method, name, *overrides) runs `r3 run` on the embedded profile to its end."""
+    outputs = tmp_path_factory.mktemp("outputs")
+
+    def run(method: str, name: str, *overrides: str, ok: bool = True) -> Run:
+        done = subprocess.run(
+            command(method, outputs, name, cache, *overrides),
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={**os.environ, "COLUMNS": "120"},
+        )
+        result = Run(outputs / "test" / name, done.returncode, done.stdout + done.stderr)
+        assert not ok or result.code == 0, result.explain()
+        return result
+
+    return run
+
+
+def skip_overrides(folder: Path, steps: int = STEPS) -> list[str]:
+    """Record the rollouts of each step into `folder`, or replay them when they are there."""
+    return [
+        "skip.rollout_tq.enable=True",
+        f"skip.rollout_tq.dump_dir={folder}",
+        f"skip.rollout_tq.steps={list(range(1, steps + 1))}",
+    ]
+
+
+@pytest.fixture(scope="session")
+def recording(tmp_path_factory, train) -> Path:
+    """Rollouts of `STEPS` steps of stock GRPO."""
+    folder = tmp_path_factory.mktemp("recording")
+    train("grpo", "record", *skip_overrides(folder))
+    return folder

@@ -1,0 +1,66 @@
+"""The mechanisms fire in the real path: planted dead groups give stock GRPO no gradient at all, and R^3 one."""
+
+import shutil
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack
+
+from .conftest import STEPS, skip_overrides
+
+pytestmark = pytest.mark.integration
+
+
+def plant(recording, folder):
+    """A copy of the recording in which every group is dead and a query's outcome changes from step to step.
+
+    Outcomes cycle through all correct (score 1), all wrong (0) and all truncated (0). Scores within a group are equal,
+    so that GRPO sees no signal.
+    """
+    shutil.copytree(recording, folder)
+    for file in folder.rglob("tq_batch.pt"):
+        payload = torch.load(file, weights_only=False)
+        data, step = payload["tensordict"], payload["global_steps"]
+        row_queries = [str(query) for query in data["query_id"].tolist()]
+        queries = sorted(set(row_queries))
+        extras, scores = data["extra_fields"].tolist(), []
+        for extra, query, old in zip(extras, row_queries, data["rm_scores"].unbind(), strict=True):
+            outcome = (queries.index(query) + step) % 3
+            extra["reward_extra_info"].update(acc=float(outcome == 0), truncated=float(outcome == 2))
+            score = torch.zeros_like(old)
+            score[-1] = float(outcome == 0)
+            scores.append(score)
+        data["extra_fields"] = NonTensorStack.from_list([NonTensorData(extra) for extra in extras])
+        data["rm_scores"] = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
+        torch.save(payload, file)
+    return folder
+
+
+def test_dead_groups_train_under_r3_and_not_under_grpo(train, recording, tmp_path):
+    planted = plant(recording, tmp_path / "planted")
+    grpo = train("grpo", "planted_grpo", *skip_overrides(planted))
+    r3 = train("r3", "planted_r3", *skip_overrides(planted), "algorithm.r3.reflection.enable=False")
+
+    assert [row["actor/grad_norm"] for row in grpo.rows] == [0.0] * STEPS
+    first, second = r3.rows[0], r3.rows[1]
+    for row in (first, second):
+        assert row["groups/mixed"] == 0 and row["groups/total"] == 16
+        assert row["actor/grad_norm"] > 0
+    # Step 1 has no history yet: only the ranking of truncated groups can rescue.
+    assert first["groups/ranked"] > 0 and first["replay/rows"] == 0
+    # In step 2 all-correct groups were truncated before, and all-wrong groups correct: both directions of replay.
+    assert second["groups/rescued_by_replay"] >= second["groups/all_correct"] > 0
+    assert second["groups/still_dead"] < second["groups/total"] / 2
+    assert r3.summary["groups"]["rescued_by_replay"] > 0
+
+
+def test_optimizer_steps_do_not_depend_on_appended_rows(train, recording, tmp_path):
+    """One replayed row over a full batch must not add an optimizer step: compare with the same run without replay."""
+    planted = plant(recording, tmp_path / "planted")
+    off = ["algorithm.r3.reflection.enable=False", "algorithm.r3.ranking.enable=False"]
+    r3 = train("r3", "planted_steps", *skip_overrides(planted), *off, "trainer.save_freq=3")
+    assert sum(row["replay/rows"] for row in r3.rows) > 0
+    [file] = (r3.folder / "checkpoints" / f"global_step_{STEPS}" / "actor").glob("optim_world_size_1_rank_0.pt")
+    state = torch.load(file, weights_only=False)["state"]
+    taken = {int(value["step"]) for value in state.values()}
+    assert taken == {STEPS * 2}, "16 prompts a step in mini-batches of 8 are two optimizer steps"

@@ -1,0 +1,120 @@
+"""The real command end to end: every mechanism in the ledger, the run folder, validation, two ranks, bad ends."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import command
+
+pytestmark = pytest.mark.integration
+
+# Easy triggers, so that a handful of steps of a barely trained model shows every mechanism.
+EAGER = [
+    "trainer.total_training_steps=5",
+    "trainer.test_freq=5",
+    "trainer.val_before_train=True",
+    "trainer.save_freq=5",
+    "algorithm.r3.reflection.threshold=1.0",
+    "algorithm.r3.reflection.min_attempts=1",
+]
+
+
+@pytest.fixture(scope="module")
+def full(train):
+    return train("r3", "full", *EAGER)
+
+
+def test_every_mechanism_fires_and_the_series_stay_apart(full):
+    rows, summary = full.rows, full.summary
+    assert len(rows) == summary["steps"] == 5 and summary["epochs"] >= 2
+    groups = summary["groups"]
+    assert groups["total"] == 5 * 16 == groups["mixed"] + groups["all_correct"] + groups["all_wrong"]
+    assert groups["rescued_by_replay"] > 0 and summary["replayed_rows"] >= groups["rescued_by_replay"]
+    assert summary["reflection"]["prompts"] > 0
+    assert all(row["fresh/rows"] == 64 for row in rows), "replayed and reflection rows leaked into fresh/"
+    total = sum(row["fresh/rows"] + row["replay/rows"] + row["reflection/rows"] for row in rows)
+    assert summary["trained_rows"] == total
+    assert {"first", "last"} <= set(summary["reward"]) and summary["seconds"]["per_step_median"] > 0
+
+
+def test_validation_sees_neither_replay_nor_reflection(full):
+    logged = [json.loads(line) for line in (full.folder / "metrics.jsonl").read_text().splitlines()]
+    validations = [row for row in logged if any(key.startswith("val-core/") for key in row)]
+    assert [row["step"] for row in validations] == [0, 5]
+    assert full.summary["val"]["first"] is not None
+    with sqlite3.connect(full.folder / "history.sqlite") as db:
+        [(attempts,)] = db.execute("SELECT sum(attempts) FROM statistics")
+    trained = sum(row["fresh/rows"] + row["reflection/rows"] for row in full.rows)
+    assert attempts == trained, "validation answers must not enter the history"
+
+
+def test_the_run_folder_holds_what_the_readme_promises(full):
+    names = {path.name for path in full.folder.iterdir()}
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "summary.json", "history.sqlite", "run.log"} <= names
+    assert list((full.folder / "tensorboard").iterdir()) and (full.folder / "checkpoints" / "global_step_5").is_dir()
+    assert json.loads((full.folder / "environment.json").read_text())["versions"]["verl"] == "0.9.1"
+    lines = full.output.splitlines()
+    assert max(map(len, lines)) <= 120 and any(line.startswith("step    5") for line in lines)
+
+
+def test_a_run_resumes_from_its_checkpoint(train, full):
+    again = train(
+        "r3", "full", *[o for o in EAGER if "total_training_steps" not in o], "trainer.total_training_steps=6"
+    )
+    assert [row["step"] for row in again.rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_two_ranks_and_two_rollout_replicas(train):
+    run = train("r3", "two_ranks", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2")
+    assert len(run.rows) == 3 and all(row["fresh/rows"] == 64 for row in run.rows)
+    assert all(row["training/rollout_actor_probs_pearson_corr"] > 0.99 for row in run.rows)
+
+
+def start(tmp_path, cache, name, *overrides) -> tuple[subprocess.Popen, Path]:
+    """A run in the background, returned once it has trained two steps."""
+    log = open(tmp_path / "output", "w")
+    many = "trainer.total_training_steps=1000"
+    process = subprocess.Popen(
+        command("r3", tmp_path, name, cache, many, *overrides), stdout=log, stderr=log, start_new_session=True
+    )
+    folder = tmp_path / "test" / name
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        metrics = folder / "metrics.jsonl"
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= 2:
+            return process, folder
+        assert process.poll() is None, (tmp_path / "output").read_text()[-3000:]
+        time.sleep(1)
+    raise AssertionError("no step within 300 s: " + (tmp_path / "output").read_text()[-3000:])
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+@pytest.mark.parametrize("victim", ["VLLM::EngineCore", "ray::WorkerDict", "ctrl-c"])
+def test_a_broken_run_ends_within_two_minutes_and_leaves_nothing(tmp_path, cache, train, victim):
+    before = shared_memory()
+    process, folder = start(tmp_path, cache, "broken")
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    began = time.monotonic()
+    if victim == "ctrl-c":
+        process.send_signal(signal.SIGINT)
+    else:
+        [target] = [p for p in descendants if " ".join(p.cmdline()).startswith(victim)]
+        target.kill()
+    code = process.wait(timeout=150)
+    assert code != 0
+    assert time.monotonic() - began < 120
+    assert json.loads((folder / "summary.json").read_text())["exit_code"] == code
+    _, alive = psutil.wait_procs(descendants, timeout=5)
+    assert not alive
+    assert shared_memory() - before == set()
+    assert not [name for name in os.listdir("/tmp") if name.startswith("r3-") and name not in before]

@@ -1,0 +1,583 @@
+"""Cross-context replay on verl's data collector: rows, tags and counts by hand, then the real collector on
+TransferQueue with trajectories written by verl's own rollout worker."""
+
+import asyncio
+import random
+import uuid
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from tensordict.tensorclass import NonTensorStack
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from recipe.r3 import replay_buffer
+from recipe.r3.core_algos import REPLAY_MARK, compute_r3_advantage
+from recipe.r3.history import PLAIN, REFLECTION, History, Sample
+from recipe.r3.metrics import DeadGroupAlarm, group_ledger, series_metrics
+from recipe.r3.r3_config import ReplayConfig
+from recipe.r3.replay_buffer import (
+    R3ReplayBuffer,
+    dead_outcome,
+    group_of,
+    groups_of,
+    is_fresh,
+    replayed_row,
+    replayed_tag,
+    rows_of,
+)
+
+N = 3
+"""Responses per prompt."""
+
+
+def make_tag(correct: bool, score: float | None = None, variant: str = PLAIN, **changes) -> dict:
+    score = float(correct) if score is None else score
+    tag = {"group": "q", "variant": variant, "correct": correct, "truncated": False, "score": score}
+    return {**tag, "response_len": 10, **changes}
+
+
+def make_meta(groups: dict[str, list[dict]]) -> KVBatchMeta:
+    """A batch of groups uid -> tags."""
+    keys = [f"{uid}_{session}_0" for uid, tags in groups.items() for session in range(len(tags))]
+    return KVBatchMeta(keys=keys, tags=[tag for tags in groups.values() for tag in tags], partition_id="train")
+
+
+WRONG, RIGHT = make_tag(False), make_tag(True)
+REPLAYED_WRONG, REPLAYED_RIGHT = make_tag(False, replay_age=2), make_tag(True, replay_age=4)
+PADDING = {"is_padding": True}
+
+
+# dead groups
+
+
+@pytest.mark.parametrize(
+    "tags, outcome",
+    [
+        ([make_tag(True, score) for score in (1.9, 1.8, 1.7)], True),  # the length bonus differs, the outcome does not
+        ([make_tag(False, score) for score in (0.0, 0.5)], False),
+        ([make_tag(True, 1.0), make_tag(False, 1.0)], None),  # equal scores, unequal outcomes
+        ([WRONG, WRONG, REPLAYED_RIGHT], False),  # a replayed row does not hide that the group was dead
+        ([WRONG, PADDING], False),
+        ([], None),
+    ],
+)
+def test_a_group_is_dead_by_correctness_of_its_fresh_rows_not_by_score(tags, outcome):
+    assert dead_outcome(tags) is outcome
+
+
+def test_only_generated_rows_are_fresh():
+    assert [is_fresh(tag) for tag in (WRONG, REPLAYED_RIGHT, PADDING, {"is_padding": False})] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_rows_are_grouped_by_the_uid_of_their_key_without_padding():
+    batch = make_meta({"a": [RIGHT, WRONG], "b": [RIGHT], "pad": [PADDING]})
+    assert groups_of(batch) == {"a": [0, 1], "b": [2]}
+    assert group_of("3f2b-11_7_0") == "3f2b-11"
+
+
+# the ledger
+
+
+def test_ledger_counts_each_group_once_and_every_way_out_of_death():
+    batch = make_meta(
+        {
+            "mixed": [RIGHT, WRONG],
+            "right": [RIGHT, RIGHT],
+            "right-replay": [RIGHT, RIGHT, REPLAYED_WRONG],
+            "wrong": [WRONG, WRONG],
+            "wrong-ranked": [WRONG, WRONG],
+            "wrong-both": [WRONG, WRONG, REPLAYED_RIGHT],
+            "pad": [PADDING],
+        }
+    )
+    ledger = group_ledger(batch, ranked={"wrong-ranked": [0.5, 0.0], "wrong-both": [0.5, 0.0]})
+    assert {name: count for name, count in ledger.items() if not name.startswith("reflection/")} == {
+        "groups/total": 6,
+        "groups/mixed": 1,
+        "groups/all_correct": 2,
+        "groups/all_wrong": 3,
+        "groups/rescued_by_replay": 2,
+        "groups/ranked": 2,
+        "groups/still_dead": 2,
+    }
+    assert not any(count for name, count in ledger.items() if name.startswith("reflection/"))
+
+
+@pytest.mark.parametrize(
+    "rewards, is_ranked",
+    [
+        ([0.5, 0.25, 0.0], True),
+        ([0.25, 0.25, 0.25], False),  # all three tied: still no contrast
+        ([0.25, 0.25], True),  # two of three rows ranked and tied: the third earns 0
+        ([0.0], False),  # one of three rows ranked: all earn 0
+        ([], False),
+    ],
+)
+def test_a_group_counts_as_ranked_only_when_its_rewards_differ(rewards, is_ranked):
+    ledger = group_ledger(make_meta({"u": [WRONG] * 3}), ranked={"u": rewards} if rewards else {})
+    assert (ledger["groups/ranked"], ledger["groups/still_dead"]) == (is_ranked, not is_ranked)
+
+
+def test_reflection_groups_have_a_ledger_of_their_own():
+    reflected = make_tag(False, variant=REFLECTION)
+    rescuer = make_tag(True, variant=REFLECTION, replay_age=1)
+    batch = make_meta({"plain": [RIGHT, WRONG], "dead": [reflected] * 2, "rescued": [reflected, reflected, rescuer]})
+    ledger = group_ledger(batch, ranked={})
+    assert ledger["groups/total"] == 1
+    names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
+    assert [ledger[f"reflection/groups/{name}"] for name in names] == [2, 0, 0, 2, 1, 0, 1]
+
+
+# the series
+
+
+def test_fresh_replayed_and_reflection_series_do_not_mix():
+    def tag(score, length, **changes):
+        return make_tag(score > 0, score, response_len=length, **changes)
+
+    batch = make_meta(
+        {
+            "plain": [tag(1.5, 10), tag(0.0, 30, truncated=True)],
+            "replay": [tag(0.0, 50), tag(1.9, 5, replay_age=3), tag(0.0, 7, replay_age=1, truncated=True)],
+            "reflection": [tag(1.0, 100, variant=REFLECTION), tag(0.0, 200, variant=REFLECTION)],
+            "reflection-replay": [tag(1.1, 9, variant=REFLECTION, replay_age=2)],
+            "pad": [PADDING],
+        }
+    )
+    expected = {
+        "fresh": {"rows": 3, "tokens": 90, "score/mean": 0.5, "acc/mean": 1 / 3, "truncated/mean": 1 / 3},
+        "replay": {"rows": 3, "tokens": 21, "score/mean": 1.0, "acc/mean": 2 / 3, "truncated/mean": 1 / 3},
+        "reflection": {"rows": 2, "tokens": 300, "score/mean": 0.5, "acc/mean": 0.5, "truncated/mean": 0.0},
+    }
+    lengths = {"fresh": 30.0, "replay": 7.0, "reflection": 150.0}
+    flat = {f"{name}/{key}": value for name, values in expected.items() for key, value in values.items()}
+    flat |= {f"{name}/response_length/mean": value for name, value in lengths.items()}
+    assert series_metrics(batch) == pytest.approx({**flat, "replay/age/mean": 2.0, "reflection/solved": 1})
+
+
+def test_changing_one_series_leaves_the_others_alone():
+    plain, replayed, reflected = (make_tag(True), make_tag(True, replay_age=1), make_tag(True, variant=REFLECTION))
+    before = series_metrics(make_meta({"a": [plain, replayed], "b": [reflected]}))
+    after = series_metrics(make_meta({"a": [plain, make_tag(False, 9.0, replay_age=8)], "b": [reflected]}))
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"replay/score/mean", "replay/acc/mean", "replay/age/mean"}
+
+
+def test_an_empty_series_reports_no_means():
+    metrics = series_metrics(make_meta({"a": [WRONG]}))
+    assert metrics["replay/rows"] == metrics["reflection/rows"] == metrics["replay/tokens"] == 0
+    assert not any(name.startswith("replay/") and name.endswith("/mean") for name in metrics)
+
+
+def test_solved_counts_queries_not_answers():
+    tags = [make_tag(True, variant=REFLECTION, group=query) for query in ("q1", "q1", "q2")]
+    assert series_metrics(make_meta({"a": tags}))["reflection/solved"] == 2
+
+
+# the alarm
+
+
+def ledger_of(dead: int, rescued: int) -> dict:
+    return {"groups/all_correct": 0, "groups/all_wrong": dead, "groups/still_dead": dead - rescued}
+
+
+def test_the_alarm_sounds_once_after_steps_with_dead_groups_and_no_rescue():
+    alarm = DeadGroupAlarm(patience=3)
+    warnings = [alarm.update(ledger_of(dead=2, rescued=0)) for _ in range(6)]
+    assert [bool(warning) for warning in warnings] == [False, False, True, False, False, False]
+    assert warnings[2].startswith("3 steps with dead groups and none rescued")
+
+
+def test_a_rescue_starts_the_count_again_and_a_step_without_dead_groups_does_not_count():
+    alarm = DeadGroupAlarm(patience=2)
+    steps = [(1, 0), (1, 1), (1, 0), (0, 0), (0, 0), (1, 0)]
+    assert [bool(alarm.update(ledger_of(*step))) for step in steps] == [False] * 5 + [True]
+
+
+def test_patience_zero_never_warns():
+    alarm = DeadGroupAlarm(patience=0)
+    assert [alarm.update(ledger_of(1, 0)) for _ in range(50)] == [None] * 50
+
+
+# rows
+
+
+def make_row(prompt=(7, 8, 9), response=(1, 2), score: float = 0.0, **changes) -> dict:
+    """The fields of a finished trajectory."""
+    prompts, responses = torch.tensor(prompt), torch.tensor(response)
+    rm_scores = torch.zeros(len(responses))
+    rm_scores[-1] = score
+    return {
+        "uid": "u",
+        "session_id": 0,
+        "query_id": "q",
+        "raw_prompt": [{"role": "user", "content": "1+1?"}],
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": torch.cat([prompts, responses]),
+        "position_ids": torch.arange(len(prompts) + len(responses)),
+        "response_mask": torch.ones_like(responses),
+        "loss_mask": torch.ones_like(responses),
+        "rm_scores": rm_scores,
+        "rollout_log_probs": -torch.ones(len(responses)),
+        "extra_fields": {"reward_extra_info": {"acc": score > 0, "truncated": False}},
+        "multi_modal_inputs": {},
+        **changes,
+    }
+
+
+def stored(tokens=(4, 5, 6, 4), log_probs=(-0.1, -0.2, -0.3, -0.4), **changes) -> Sample:
+    values = {"correct": True, "score": 1.75, "truncated": False, "step": 3, **changes}
+    log_probs = None if log_probs is None else np.array(log_probs, dtype="float32")
+    return Sample("q", np.array(tokens, dtype="int32"), log_probs=log_probs, **values)
+
+
+def test_a_replayed_row_has_the_fields_and_types_of_a_fresh_one():
+    template = make_row(attention_mask=torch.ones(5, dtype=torch.int64))
+    row = replayed_row(template, stored(), "u", session=4)
+    assert row.keys() == template.keys()
+    for name, value in template.items():
+        assert type(row[name]) is type(value)
+        assert not isinstance(value, torch.Tensor) or row[name].dtype == value.dtype
+
+
+def test_a_replayed_row_is_the_stored_response_under_the_prompt_of_the_group():
+    row = replayed_row(make_row(attention_mask=torch.ones(5, dtype=torch.int64)), stored(), "u", session=4)
+    assert row["input_ids"].tolist() == [7, 8, 9, 4, 5, 6, 4]
+    assert row["prompts"].tolist() == [7, 8, 9] and row["responses"].tolist() == [4, 5, 6, 4]
+    assert row["position_ids"].tolist() == list(range(7)) and row["attention_mask"].tolist() == [1] * 7
+    assert row["response_mask"].tolist() == row["loss_mask"].tolist() == [1] * 4
+    assert row["rm_scores"].tolist() == [0, 0, 0, 1.75]
+    assert row["rollout_log_probs"].tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+    assert (row["uid"], row["session_id"]) == ("u" + REPLAY_MARK, 4)
+
+
+def test_a_replayed_row_leaves_the_template_and_the_sample_alone():
+    template, sample = make_row(), stored()
+    replayed_row(template, sample, "u", session=4)["rollout_log_probs"].zero_()
+    assert template["responses"].tolist() == [1, 2] and template["uid"] == "u"
+    assert sample.log_probs.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+
+
+def test_log_probs_are_zeros_when_none_were_stored_and_absent_when_the_run_records_none():
+    assert replayed_row(make_row(), stored(log_probs=None), "u", 4)["rollout_log_probs"].tolist() == [0.0] * 4
+    template = {name: value for name, value in make_row().items() if name != "rollout_log_probs"}
+    assert "rollout_log_probs" not in replayed_row(template, stored(), "u", 4)
+
+
+def test_a_replayed_tag_describes_the_stored_response_and_its_age():
+    fresh = make_tag(False, truncated=True, group="q", prompt_len=3, seq_len=5, response_len=2, global_steps=7)
+    row = replayed_row(make_row(), stored(), "u", session=4)
+    assert replayed_tag(fresh, stored(), row, step=7) == {
+        **{"group": "q", "variant": PLAIN, "global_steps": 7},
+        **{"prompt_len": 3, "response_len": 4, "seq_len": 7},
+        **{"correct": True, "truncated": False, "score": 1.75, "replay_age": 4},
+    }
+    assert fresh["response_len"] == 2 and "replay_age" not in fresh
+
+
+@pytest.mark.parametrize("responses", [[(1, 2), (3,), (4, 5, 6)], [(1, 2), (3, 4), (5, 6)], [(1, 2)]])
+def test_rows_come_out_as_they_went_in_whether_lengths_differ_or_not(responses):
+    rows = [make_row(response=response, uid=f"u{number}") for number, response in enumerate(responses)]
+    data = list_of_dict_to_tensordict(rows)
+    assert data["responses"].is_nested == (len({len(response) for response in responses}) > 1)
+    for before, after in zip(rows, rows_of(data), strict=True):
+        assert before.keys() == after.keys()
+        for name, value in before.items():
+            assert torch.equal(after[name], value) if isinstance(value, torch.Tensor) else after[name] == value
+
+
+def test_rows_of_reads_every_kind_of_non_tensor_column():
+    columns = {
+        "stack": NonTensorStack("a", "b"),
+        "dicts": NonTensorStack({"x": 1}, {}),
+        "none": NonTensorStack(None, 1),
+    }
+    rows = rows_of(TensorDict(columns, batch_size=2))
+    assert rows == [{"stack": "a", "dicts": {"x": 1}, "none": None}, {"stack": "b", "dicts": {}, "none": 1}]
+
+
+# the stall clock
+
+
+@pytest.mark.parametrize("progress", [(1, 0), (0, 1)])
+def test_the_stall_clock_starts_again_with_every_response_and_every_finished_group(monkeypatch, progress):
+    now = 0.0
+    monkeypatch.setattr(replay_buffer, "time", SimpleNamespace(monotonic=lambda: now))
+    buffer = R3ReplayBuffer("sync", {}, None, "drop", {"poll_interval": 0})
+    buffer.attach(None, ReplayConfig(), 0, 100, stall_timeout_s=10, check_workers=lambda: None)
+    buffer._last_progress, buffer._last_counts = now, None
+    responses, groups = progress
+    for step in range(5):
+        buffer.partitions["train"] = dict.fromkeys(range(responses * step))
+        buffer.finished_keys["train"] = set(range(groups * step))
+        for now in (9.0 * step, 9.0 * step + 8):
+            buffer._wait_for_next_poll("train", last_debug_time=0.0)
+    now += 3
+    with pytest.raises(TimeoutError, match=f"{4 * responses} responses of {4 * groups} finished groups"):
+        buffer._wait_for_next_poll("train", last_debug_time=0.0)
+
+
+# the collector on TransferQueue
+
+
+@pytest.fixture(scope="module")
+def transfer_queue():
+    ray.init("local", num_cpus=4, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
+    storage = {"SimpleStorage": {"total_storage_size": 1000, "num_data_storage_units": 1}}
+    tq.init(OmegaConf.create({"backend": {"storage_backend": "SimpleStorage", **storage}}))
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+@pytest.fixture
+def history(tmp_path):
+    history = History(str(tmp_path / "history.sqlite"), max_per_outcome=16)
+    yield history
+    history.close()
+
+
+@pytest.fixture
+def make_buffer(transfer_queue, history):
+    """make_buffer(stall_timeout_s, check_workers, **replay settings); the queue is emptied afterwards."""
+
+    def make(stall_timeout_s: float = 30.0, check_workers=lambda: None, **replay) -> R3ReplayBuffer:
+        buffer = R3ReplayBuffer("sync", {}, None, "drop", OmegaConf.create({"poll_interval": 0.02}))
+        buffer.attach(history, ReplayConfig(**replay), 0, 100, stall_timeout_s, check_workers)
+        return buffer
+
+    yield make
+    for partition, items in tq.kv_list().items():
+        if items:
+            tq.kv_clear(keys=list(items), partition_id=partition)
+
+
+class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's rollout worker without a model: it only writes finished trajectories to TransferQueue."""
+
+    processor = None
+    reward_loop_worker_handles = None
+    distillation_enabled = False
+
+    def __init__(self):
+        pass
+
+
+def write_group(query, outcomes, step, partition="train", variant=PLAIN, info=None, log_probs=True, length=2) -> str:
+    """A finished prompt with one trajectory per outcome ("right", "wrong" or "cut"); returns its uid.
+
+    Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
+    """
+    uid = str(uuid.uuid4())
+    mark = {"is_prompt": True, "status": "pending", "global_steps": step}
+    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
+    for session, outcome in enumerate(outcomes):
+        size = length + session
+        right, cut = outcome == "right", outcome == "cut"
+        output = AgentLoopOutput(
+            prompt_ids=[7, 8, 9],
+            response_ids=[100 * step + session] * size,
+            response_mask=[1] * size,
+            response_logprobs=[-0.25] * size if log_probs else None,
+            reward_score=1.9 - session / 10 if right else 0.0,
+            num_turns=2,
+            metrics=AgentLoopMetrics(),
+            extra_fields={"reward_extra_info": info or {"acc": float(right), "truncated": float(cut)}},
+        )
+        if variant == REFLECTION:
+            output.extra_fields["prompt_variant"] = REFLECTION
+        row = {"uid": uid, "session_id": session, "global_steps": step, "query_id": query, "index": 0}
+        row["raw_prompt"] = [{"role": "user", "content": query}]
+        asyncio.run(RolloutWorker()._agent_loop_postprocess(output, partition == "val", **row))
+    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[{"status": "finished"}])
+    return uid
+
+
+def read(batch: KVBatchMeta) -> dict[str, dict]:
+    """Key -> every field of the row."""
+    return dict(zip(batch.keys, rows_of(tq.kv_batch_get(keys=batch.keys, partition_id="train")), strict=True))
+
+
+def finish_step(batch: KVBatchMeta) -> None:
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+
+
+FIRST = {"mixed": ("right", "wrong", "cut"), "q-right": ("right",) * N, "q-wrong": ("wrong",) * N, "cut": ("cut",) * N}
+SECOND = {**FIRST, "q-right": ("wrong",) * N, "q-wrong": ("right",) * N}
+"""Outcomes by query: in the second epoch two dead groups have flipped."""
+
+
+def sample_epochs(buffer) -> tuple[KVBatchMeta, KVBatchMeta, dict[str, str]]:
+    """Both epochs' batches (the second one's rows still in the queue) and the uids of the second by query."""
+    for query, outcomes in FIRST.items():
+        write_group(query, outcomes, step=1)
+    first, _ = buffer.sample(1, "train", len(FIRST))
+    finish_step(first)
+    uids = {query: write_group(query, outcomes, step=2) for query, outcomes in SECOND.items()}
+    second, _ = buffer.sample(2, "train", len(SECOND))
+    return first, second, uids
+
+
+def test_two_epochs_dead_groups_get_opposing_rows_on_the_second(make_buffer, history):
+    first, second, uids = sample_epochs(make_buffer(k=1))
+    assert len(first) == 12 and all(is_fresh(tag) for tag in first.tags)
+    assert sorted(second.keys[12:]) == sorted(f"{uids[query]}_{N}_0" for query in ("q-right", "q-wrong"))
+    tags = dict(zip(second.keys, second.tags, strict=True))
+    rows = read(second)
+    for query, correct in (("q-right", True), ("q-wrong", False)):
+        tag, row = tags[f"{uids[query]}_{N}_0"], rows[f"{uids[query]}_{N}_0"]
+        assert (tag["group"], tag["correct"], tag["replay_age"]) == (query, correct, 1)
+        size, token = len(row["responses"]), int(row["responses"][0])
+        assert 100 <= token < 100 + N and size == 2 + token - 100  # a response of step 1
+        assert row["input_ids"].tolist() == [7, 8, 9] + [token] * size
+        assert row["rm_scores"].sum().item() == pytest.approx(1.9 - (token - 100) / 10 if correct else 0.0)
+        assert row["rollout_log_probs"].tolist() == [-0.25] * size
+        assert row["uid"] == uids[query] + REPLAY_MARK and row["query_id"] == query
+
+
+def test_two_epochs_the_tags_and_ledger_of_the_second(make_buffer):
+    _, second, uids = sample_epochs(make_buffer(k=2))
+    ledger = group_ledger(second, ranked={})
+    names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "still_dead")
+    assert [ledger[f"groups/{name}"] for name in names] == [4, 1, 1, 2, 2, 1]  # nothing opposes the truncated group
+    assert tq.kv_list("train")["train"] == dict(zip(second.keys, second.tags, strict=True))
+    metrics = series_metrics(second)
+    assert (metrics["fresh/rows"], metrics["replay/rows"], metrics["replay/age/mean"]) == (12, 4, 1.0)
+    assert metrics["fresh/truncated/mean"] == pytest.approx(4 / 12)
+    assert all(tag["seq_len"] == tag["prompt_len"] + tag["response_len"] for tag in second.tags)
+
+
+def test_two_epochs_replayed_rows_revive_the_advantage_of_their_group(make_buffer):
+    _, second, uids = sample_epochs(make_buffer(k=1))
+    rows = read(second)
+    scores = torch.stack([row["rm_scores"].sum() for row in rows.values()]).unsqueeze(1)
+    marks = [row["uid"] for row in rows.values()]
+    index = np.array([mark.removesuffix(REPLAY_MARK) for mark in marks])
+    replayed = np.array([mark.endswith(REPLAY_MARK) for mark in marks])
+    advantages, _ = compute_r3_advantage(scores, torch.ones_like(scores), index, replayed)
+    assert (advantages[index == uids["q-right"]] != 0).all() and (advantages[index == uids["cut"]] == 0).all()
+
+
+def test_two_epochs_history_holds_every_fresh_row_once_and_no_replayed_one(make_buffer, history):
+    sample_epochs(make_buffer(k=1))
+    assert history.size() == 24
+    rates = history.success_rates(list(FIRST), min_attempts=2 * N)
+    assert rates == pytest.approx({"mixed": 1 / 3, "q-right": 0.5, "q-wrong": 0.5, "cut": 0.0})
+    samples = history.draw("mixed", False, 99, random.Random(0), selection="shortest")
+    assert [(len(s.tokens), s.truncated, s.step) for s in samples] == [(3, False, 1), (3, False, 2)] + [
+        (4, True, 1),
+        (4, True, 2),
+    ]
+    assert all(sample.log_probs.tolist() == [-0.25] * len(sample.tokens) for sample in samples)
+
+
+def test_replay_off_appends_nothing_and_still_fills_the_history(make_buffer, history):
+    _, second, _ = sample_epochs(make_buffer(enable=False))
+    assert len(second) == 12 and history.size() == 24
+
+
+def test_the_draw_does_not_depend_on_the_random_uids(make_buffer, history):
+    def tokens_drawn() -> dict[str, int]:
+        history.restore(0)
+        _, second, _ = sample_epochs(make_buffer(k=1))
+        rows = read(second)
+        finish_step(second)
+        return {rows[key]["query_id"]: int(rows[key]["responses"][0]) for key in second.keys[12:]}
+
+    assert tokens_drawn() == tokens_drawn() == tokens_drawn()
+
+
+def test_reflection_groups_are_awaited_described_and_rescued_like_plain_ones(make_buffer, history):
+    buffer = make_buffer(k=1)
+    history.add([stored(correct=True, step=1)], step=1)
+    write_group("q", ("right",) * N, step=2)
+    reflected = write_group("q", ("wrong",) * N, step=2, variant=REFLECTION)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    tags = dict(zip(batch.keys, batch.tags, strict=True))
+    assert len(batch) == 2 * N + 1 and tags[f"{reflected}_{N}_0"]["variant"] == REFLECTION
+    assert history.success_rates(["q"], 2) == {"q": 1.0}  # plain attempts alone
+    assert history.success_rates(["q"], 2, (PLAIN, REFLECTION)) == {"q": pytest.approx(4 / 7)}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_answers_born_under_reflection_reach_plain_groups_only_on_request(make_buffer, history, allowed):
+    history.add([stored(correct=True, step=1, variant=REFLECTION)], step=1)
+    write_group("q", ("wrong",) * N, step=2)
+    batch, _ = make_buffer(reflected_to_plain=allowed).sample(2, "train", 1)
+    assert len(batch) == N + allowed
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_dead_reflection_groups_can_be_left_alone(make_buffer, history, allowed):
+    history.add([stored(correct=True, step=1)], step=1)
+    write_group("q", ("wrong",) * N, step=2, variant=REFLECTION)
+    batch, _ = make_buffer(reflection_groups=allowed).sample(2, "train", 1)
+    assert len(batch) == N + allowed
+
+
+def test_stored_responses_over_the_response_limit_are_not_replayed(make_buffer, history):
+    history.add([stored(tokens=[1] * 101, log_probs=None)], step=1)
+    write_group("q", ("wrong",) * N, step=2)
+    assert len(make_buffer().sample(2, "train", 1)[0]) == N
+
+
+def test_rollouts_without_log_probs_work(make_buffer, history):
+    buffer = make_buffer(k=1)
+    for step, outcome in ((1, "right"), (2, "wrong")):
+        write_group("q", (outcome,) * N, step, log_probs=False)
+        batch, _ = buffer.sample(step, "train", 1)
+        if step == 1:
+            finish_step(batch)
+    assert len(batch) == N + 1 and "rollout_log_probs" not in read(batch)[batch.keys[-1]]
+    assert history.draw("q", True, 1, random.Random(0))[0].log_probs is None
+
+
+def test_validation_passes_through_untouched(make_buffer, history):
+    buffer = make_buffer()
+    history.add([stored(correct=True, step=1)], step=1)
+    buffer.reflection_groups = 5  # of a training step; validation must not wait for them
+    uid = write_group("q", ("wrong",) * N, step=2, partition="val")
+    before = tq.kv_list("val")["val"]
+    batch, _ = buffer.sample(2, "val", 1)
+    assert sorted(batch.keys) == sorted(f"{uid}_{session}_0" for session in range(N))
+    assert batch.tags == [before[key] for key in batch.keys] and "correct" not in batch.tags[0]
+    assert history.size() == 1 and history.success_rates(["q"], 1) == {"q": 1.0}
+
+
+@pytest.mark.parametrize("name, info", [("acc", {"truncated": 0.0}), ("truncated", {"acc": 1.0, "score": 1.0})])
+def test_a_reward_without_correctness_or_truncation_says_what_is_missing(make_buffer, history, name, info):
+    write_group("q", ("right",) * N, step=1, info=info)
+    with pytest.raises(ValueError, match=f"reward_extra_info lacks '{name}'.*{list(info)[0]}.*R3RewardManager"):
+        make_buffer().sample(1, "train", 1)
+    assert history.size() == 0
+
+
+def test_a_rollout_that_stops_moving_ends_the_run(make_buffer):
+    buffer = make_buffer(stall_timeout_s=0.3)
+    write_group("q", ("right",) * N, step=1)
+    with pytest.raises(TimeoutError, match=r"stall_timeout_s=0.3 s \(3 responses of 1 finished groups so far\)"):
+        buffer.sample(1, "train", 2)
+
+
+def test_a_dead_worker_ends_the_wait(make_buffer):
+    def check_workers():
+        raise RuntimeError("a rollout server died")
+
+    with pytest.raises(RuntimeError, match="a rollout server died"):
+        make_buffer(check_workers=check_workers).sample(1, "train", 1)
