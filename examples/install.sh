@@ -102,7 +102,7 @@ install_cpu_torch() {
 
 install_pinned_set() {
     local size="about 4 GB"
-    [ "$device" = cpu ] || size="about 12 GB"
+    [ "$device" = cpu ] || size="over 10 GB"
     step "the pinned versions for $device, $size on disk, takes minutes"
     pip_quietly install --quiet --editable "$root[$extras]" ||
         failed "the pinned versions could not be installed" "check the network and the disk, and run this again"

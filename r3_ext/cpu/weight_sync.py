@@ -57,8 +57,10 @@ class WatchingSocket(zmq.Socket):
         raise TimeoutError(f"vLLM's weight receiver has not acknowledged a bucket of weights for {DEADLINE_S:.0f} s")
 
     def close(self, linger: Optional[int] = None) -> None:
-        self.hang_ups = None
+        # In this order: zmq's thread blocks for ever on reporting a hang-up to a closed socket.
         self.disable_monitor()
+        if self.hang_ups is not None:
+            self.hang_ups.close()
         super().close(linger)
 
 

@@ -47,7 +47,7 @@ MAX_NESTING = 50
 
 EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:/([0-9]+))?)")
 BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")
-CHOICE = re.compile(r"\(([A-J])\)([0-9]|[^(),].+)?")
+CHOICE = re.compile(r"\(([A-J])\)([0-9]|[^(),+*/^=].+)?")
 NAME = re.compile(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\^\{-1\})?(?:\([a-zA-Z,]+\))?")
 NUMERIC = re.compile(r"(?:[0-9 .+\-*/^(){}!]|\\(?:frac|sqrt|cdot|times|pi|binom))+")
 RELATION = re.compile(r"[<>]|\\(?:le|ge|in)(?![a-z])")
@@ -144,14 +144,9 @@ def _same_value(gold: str, pred: str) -> bool:
 
 def _same_percentage(gold: str, pred: str) -> bool:
     """10% equals 10%, 10 (the problem may ask for per cent) and 0.1."""
-    plain_gold, plain_pred = gold.rstrip("%"), pred.rstrip("%")
-    if equivalent(plain_gold, plain_pred):
-        return True
-    if gold.endswith("%") and pred.endswith("%"):
-        return False
-    if gold.endswith("%"):
-        return equivalent(f"({plain_gold})/100", pred)
-    return equivalent(gold, f"({plain_pred})/100")
+    plain = [text.rstrip("%") for text in (gold, pred)]
+    as_fraction = [f"({text.rstrip('%')})/100" if text.endswith("%") else text for text in (gold, pred)]
+    return equivalent(*plain) or equivalent(*as_fraction)
 
 
 def _same_equation(gold_sides: list[str], pred_sides: list[str]) -> bool:
@@ -161,7 +156,7 @@ def _same_equation(gold_sides: list[str], pred_sides: list[str]) -> bool:
     if gold is None or pred is None or not gold.free_symbols or not pred.free_symbols:
         return False
     values = [(_value_at(gold, point), _value_at(pred, point)) for point in range(3)]
-    if any(a is None or b is None or a == 0 or b == 0 for a, b in values):
+    if any(None in pair or 0 in pair for pair in values):
         return False
     ratios = [a / b for a, b in values]
     return all(abs(ratio - ratios[0]) <= 1e-9 * abs(ratios[0]) for ratio in ratios)
@@ -193,16 +188,23 @@ def _symbolic_equal(gold: str, pred: str) -> bool:
         return False
     if not verify(gold_value, pred_value, allow_set_relation_comp=True, timeout_seconds=None):
         return False
-    samples = [(_value_at(gold_value, point), _value_at(pred_value, point)) for point in range(2)]
-    return not any(a is not None and b is not None and _differ(a, b) for a, b in samples)
+    return not _differ(gold_value, pred_value)
 
 
-def _differ(a, b) -> bool:
-    return bool(abs(a - b) > MAX_RELATIVE_ERROR * max(abs(a), abs(b)))
+def _differ(gold, pred) -> bool:
+    """Whether numbers tell two expressions apart: exact ones if they are rational, values at two points otherwise."""
+    samples = [(_value_at(gold, point), _value_at(pred, point)) for point in range(2)]
+    if any(None in pair for pair in samples):
+        return False
+    exact = (gold - pred).doit()
+    if exact.is_Rational and exact != 0:
+        return True
+    return any(abs(a - b) > MAX_RELATIVE_ERROR * max(abs(a), abs(b)) for a, b in samples)
 
 
 def _value_at(expression, point: int):
-    """Number that an expression takes when each symbol has a value given by its name and the point, None if none."""
+    """Complex number that an expression is when each symbol has a value given by its name and the point, or None."""
+    from mpmath import mpc, mpf
     from sympy import Expr, Rational
 
     if not isinstance(expression, Expr):
@@ -212,14 +214,16 @@ def _value_at(expression, point: int):
         for symbol in expression.free_symbols
     }
     try:
-        value = expression.subs(values).evalf(20)
+        parts = expression.subs(values).evalf(20).as_real_imag()
+        # mpmath's numbers, unlike sympy's, are always comparable, and unlike Python's, reach below 1e-308.
+        return mpc(*(mpf(str(part)) for part in parts)) if all(part.is_finite for part in parts) else None
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
         return None  # sympy cannot evaluate it: there is nothing to compare
-    return value if value.is_number and value.is_finite else None
 
 
-def serve(connection: Connection, parent_pid: int) -> None:
-    """Answers (prediction, references, timeout) with b"1" or b"0" until the parent is gone."""
+def serve(pipe: int, parent_pid: int) -> None:
+    """Answers (prediction, references, timeout) from a pipe with b"1" or b"0" until the parent is gone."""
+    connection = Connection(pipe)
     logging.disable(logging.CRITICAL)
     # A missing or broken package must end the process before it says ready; and the first call is the slowest.
     equivalent("0.5", r"\sin\frac{\pi}{6}")
@@ -241,7 +245,3 @@ def serve(connection: Connection, parent_pid: int) -> None:
         correct = any(equivalent(gold, pred) for gold in golds)
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send_bytes(b"1" if correct else b"0")
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), int(sys.argv[2]))

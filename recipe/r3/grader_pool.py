@@ -46,11 +46,11 @@ class GraderWorker:
     def _start(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
         # A fresh interpreter, as multiprocessing's spawn gives, but without running the main script a second time.
-        # Fixed hashes make sympy, and so a verdict, repeatable.
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        # The path is set once Python is up: on PYTHONPATH, a re.py beside the main script would keep it from starting.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {grader.__name__} import serve; "
         self._process = subprocess.Popen(
-            [sys.executable, "-m", grader.__name__, str(theirs.fileno()), str(os.getpid())],
-            env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"},
+            [sys.executable, "-c", code + f"serve({theirs.fileno()}, {os.getpid()})"],
+            env=os.environ | {"PYTHONHASHSEED": "0"},  # makes sympy, and so a verdict, repeatable
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )

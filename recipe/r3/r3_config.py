@@ -154,7 +154,9 @@ class R3Config(BaseConfig):
     warn_after_steps: int = 20
     """Warn after this many steps in a row that had dead groups and rescued none. 0: never."""
     stall_timeout_s: float = 1800.0
-    """End the run when no rollout finishes, or a weight sync takes longer, for this many seconds."""
+    """End the run when no rollout finishes for this many seconds."""
+    weight_sync_timeout_s: float = 100.0
+    """End the run when the rollout servers have not taken new weights after this many seconds. verl waits for ever."""
 
     def __post_init__(self):
         require(_is_count(self.seed, 0), "seed", "be a whole number >= 0", self.seed)
@@ -162,6 +164,8 @@ class R3Config(BaseConfig):
         require(ok, "warn_after_steps", "be a whole number >= 0", self.warn_after_steps)
         ok = _is_number(self.stall_timeout_s) and self.stall_timeout_s > 0
         require(ok, "stall_timeout_s", "be > 0", self.stall_timeout_s)
+        ok = _is_number(self.weight_sync_timeout_s) and self.weight_sync_timeout_s > 0
+        require(ok, "weight_sync_timeout_s", "be > 0", self.weight_sync_timeout_s)
 
 
 def _build(cls: type, node: Any, key: str) -> Any:

@@ -247,9 +247,16 @@ class R3Trainer(PPOTrainerSync):
             finally:
                 actor.ppo_mini_batch_size, rollout.n = configured
 
+    def on_init_end(self) -> None:
+        with self._weight_sync_deadline():
+            super().on_init_end()
+
     def on_step_end(self) -> None:
-        with deadline(self.r3.stall_timeout_s, "the weight sync to the rollout servers"):
+        with self._weight_sync_deadline():
             super().on_step_end()
+
+    def _weight_sync_deadline(self):
+        return deadline(self.r3.weight_sync_timeout_s, "weight sync (algorithm.r3.weight_sync_timeout_s)")
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         # verl's own series describe on-policy training: plain prompts, generated in this step.

@@ -24,13 +24,13 @@ import ray
 
 @contextmanager
 def deadline(seconds: float, what: str):
-    """End this process when the block takes longer: it waits inside native code, where no exception can reach it.
+    """End this process when the block takes longer: it waits inside Ray, for an answer that will never come.
 
-    Ray then fails the driver's pending call, so the run ends non-zero.
+    Ray then fails the driver's pending call, so the run ends non-zero. `what` names the block and its setting.
     """
 
     def give_up():
-        print(f"{what} did not finish within algorithm.r3.stall_timeout_s={seconds:g} s; giving up", file=sys.stderr)
+        print(f"{what} did not finish within {seconds:g} s; giving up", file=sys.stderr)
         faulthandler.dump_traceback(file=sys.stderr)
         os._exit(1)
 
@@ -44,30 +44,27 @@ def deadline(seconds: float, what: str):
 
 
 class WorkerWatch:
-    """Notices the death of Ray actors that the step waits on without ever asking for a result of theirs."""
+    """Notices the death of Ray actors that a step waits on without asking for a result of theirs."""
 
     def __init__(self):
-        self.pending = {}
+        self.actors: list[tuple[str, ray.actor.ActorHandle]] = []
+        self.pings: dict[int, ray.ObjectRef] = {}
 
     def add(self, trainer) -> None:
         """Watch the actors of a trainer that is about to start."""
-        self.actors = {
-            "agent loop worker": trainer.agent_loop_manager.agent_loop_workers,
-            "reward worker": trainer.reward_loop_manager.reward_loop_workers,
-            "rollout server": [
-                server for replica in trainer.llm_server_manager.get_replicas() for server in replica.servers
-            ],
-        }
+        servers = [server for replica in trainer.llm_server_manager.get_replicas() for server in replica.servers]
+        self.actors += [("agent loop worker", actor) for actor in trainer.agent_loop_manager.agent_loop_workers]
+        self.actors += [("reward worker", actor) for actor in trainer.reward_loop_manager.reward_loop_workers]
+        self.actors += [("rollout server", actor) for actor in servers]
 
     def check(self) -> None:
-        """Raise RuntimeError when a watched actor is dead."""
-        for name, actors in getattr(self, "actors", {}).items():
-            for actor in actors:
-                ref = self.pending.setdefault(actor, actor.__ray_ready__.remote())
-                done, _ = ray.wait([ref], timeout=0)
-                if done:
-                    del self.pending[actor]
-                    try:
-                        ray.get(ref)
-                    except ray.exceptions.RayActorError as error:
-                        raise RuntimeError(f"a {name} died: {error}") from error
+        """Raise RuntimeError when a watched actor is dead; a busy one only leaves its ping unanswered."""
+        for number, (name, actor) in enumerate(self.actors):
+            if number not in self.pings:
+                self.pings[number] = actor.__ray_ready__.remote()
+            answered, _ = ray.wait([self.pings[number]], timeout=0)
+            if answered:
+                try:
+                    ray.get(self.pings.pop(number))
+                except ray.exceptions.RayActorError as error:
+                    raise RuntimeError(f"a {name} died: {error}") from error

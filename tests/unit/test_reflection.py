@@ -223,20 +223,12 @@ def worker_rows(batch) -> list[dict]:
 
 
 def remember(tokenizer, history, query: str, wrong: int, correct: int = 0, variant: str = PLAIN) -> None:
-    texts = [(f"wrong {variant} {number} of {query}", False) for number in range(wrong)]
-    texts += [(f"right {variant} {number} of {query}", True) for number in range(correct)]
-    samples = [
-        Sample(
-            query,
-            np.array([*encode(tokenizer, text), tokenizer.eos_token_id]),
-            outcome,
-            float(outcome),
-            False,
-            step=1,
-            variant=variant,
-        )
-        for text, outcome in texts
-    ]
+    """Store attempts that read `wrong plain 0 of {query}` and so on, each with its end token."""
+    samples = []
+    for name, count in (("wrong", wrong), ("right", correct)):
+        for number in range(count):
+            ids = [*encode(tokenizer, f"{name} {variant} {number} of {query}"), tokenizer.eos_token_id]
+            samples.append(Sample(query, np.array(ids), name == "right", 0.0, False, step=1, variant=variant))
     history.add(samples, step=1)
 
 

@@ -1,0 +1,201 @@
+"""Every configuration file composes with every other one, and differs from its neighbours where it means to.
+
+`python tests/unit/test_presets.py` prints the current differences of the profile embedded, to be pasted below.
+"""
+
+import pytest
+from omegaconf import OmegaConf
+
+from r3_ext import doctor, sizing
+from r3_ext.launch import EXAMPLE_CONFIG, RECIPE_CONFIG, compose_config
+
+PROFILES = ["embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_4x80gb", "gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"]
+METHODS = ["dapo", "grpo", "r3"]
+DEFAULT = "gpu_8x80gb"
+
+EMBEDDED_DIFFERS = [
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
+    "actor_rollout_ref.actor.fsdp_config.strategy",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.use_torch_compile",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.model.external_lib",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+    "actor_rollout_ref.rollout.dtype",
+    "actor_rollout_ref.rollout.enable_sleep_mode",
+    "actor_rollout_ref.rollout.enforce_eager",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_cls",
+    "actor_rollout_ref.rollout.free_cache_engine",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.top_p",
+    "data.dataloader_num_workers",
+    "data.filter_overlong_prompts",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.train_batch_size",
+    "ray_kwargs.ray_init.include_dashboard",
+    "ray_kwargs.ray_init.num_cpus",
+    "ray_kwargs.ray_init.num_gpus",
+    "ray_kwargs.ray_init.object_store_memory",
+    "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES",
+    "reward.num_workers",
+    "reward.reward_kwargs.grader_workers",
+    "reward.reward_kwargs.length_bonus_max_tokens",
+    "trainer.device",
+    "trainer.logger",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.n_gpus_per_node",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.total_epochs",
+    "trainer.v1.sampler.sampler_kwargs.poll_interval",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    "transfer_queue.backend.SimpleStorage.total_storage_size",
+]
+
+GPU_PROFILES_DIFFER = {
+    "gpu_1x24gb": [
+        "actor_rollout_ref.actor.fsdp_config.offload_policy",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "actor_rollout_ref.rollout.agent.num_workers",
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+        "actor_rollout_ref.rollout.max_model_len",
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "data.max_prompt_length",
+        "data.max_response_length",
+        "data.train_batch_size",
+        "reward.num_workers",
+        "trainer.n_gpus_per_node",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    ],
+    "gpu_1x80gb": [
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "actor_rollout_ref.rollout.agent.num_workers",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "data.train_batch_size",
+        "reward.num_workers",
+        "trainer.n_gpus_per_node",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    ],
+    "gpu_4x80gb": [
+        "trainer.n_gpus_per_node",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    ],
+    "gpu_8x40gb": ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"],
+    "gpu_8x80gb_7b": [
+        "actor_rollout_ref.model.path",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "trainer.max_actor_ckpt_to_keep",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """composed(profile, method): each combination is composed once."""
+    known = {}
+
+    def get(profile: str, method: str = "r3"):
+        if (profile, method) not in known:
+            known[profile, method] = compose_config([f"+profile={profile}", f"+method={method}"])
+        return known[profile, method].copy()
+
+    return get
+
+
+def leaves(node: dict, prefix: str = "") -> dict:
+    """Full key to value, lists whole, interpolations as they are written."""
+    flat = {}
+    for key, value in node.items():
+        flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def differences(profile: str, other: str, get) -> list[str]:
+    """Keys whose value differs between two profiles, or that only one of them has."""
+    left, right = (leaves(OmegaConf.to_container(get(name), resolve=False)) for name in (profile, other))
+    return sorted(key for key in left.keys() | right.keys() if left.get(key, "absent") != right.get(key, "absent"))
+
+
+def test_no_file_is_left_out():
+    assert sorted(path.stem for path in (EXAMPLE_CONFIG / "profile").iterdir()) == PROFILES
+    assert sorted(path.stem for path in (EXAMPLE_CONFIG / "method").iterdir()) == METHODS
+    assert [path.name for path in RECIPE_CONFIG.glob("*.yaml")] == ["r3_trainer.yaml"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("method", METHODS)
+def test_composes_and_is_valid(composed, profile, method):
+    config = composed(profile, method)
+    findings = doctor.check_config(config) + doctor.check_attention(config)
+    assert [finding for finding in findings if finding.level != doctor.OK] == []
+    OmegaConf.resolve(config)
+    assert config.reward.reward_manager.module.name == "R3RewardManager"
+
+
+def test_embedded_differs_from_the_default_profile_in_these_keys_only(composed):
+    assert differences("embedded", DEFAULT, composed) == EMBEDDED_DIFFERS
+
+
+@pytest.mark.parametrize("profile", sorted(GPU_PROFILES_DIFFER))
+def test_gpu_profiles_differ_in_sizes_only(composed, profile):
+    assert differences(profile, DEFAULT, composed) == GPU_PROFILES_DIFFER[profile]
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name.startswith("gpu_")])
+def test_gpu_profiles_fit_their_gpus_and_their_name(composed, monkeypatch, profile):
+    monkeypatch.setattr(sizing, "compose_config", lambda overrides: composed(profile))
+    plan, _ = sizing.profile_plan(profile)
+    assert plan.fits
+    assert plan.replicas == int(profile.removeprefix("gpu_").split("x")[0])
+    assert plan.optimizer_steps == 2
+
+
+def test_grpo_is_verls_own_trainer(composed):
+    config = composed(DEFAULT, "grpo")
+    assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("sync", "grpo")
+    assert config.trainer.v1.sampler.custom_sampler == {"path": None, "name": None}
+    assert not config.algorithm.filter_groups.enable
+
+
+def test_dapo_is_grpo_with_dynamic_sampling_and_clip_higher(composed):
+    grpo, dapo = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("grpo", "dapo"))
+    assert {key: value for key, value in dapo.items() if grpo[key] != value} == {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.metric": "acc",
+        "actor_rollout_ref.actor.clip_ratio_high": 0.28,
+    }
+    assert dapo["actor_rollout_ref.actor.loss_agg_mode"] == "token-mean"
+
+
+def test_methods_share_everything_but_the_method(composed):
+    r3, grpo = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("r3", "grpo"))
+    assert {key for key in r3 if r3[key] != grpo[key]} == {
+        "algorithm.adv_estimator",
+        "trainer.v1.trainer_mode",
+        "trainer.v1.sampler.custom_sampler.path",
+        "trainer.v1.sampler.custom_sampler.name",
+    }
+
+
+if __name__ == "__main__":
+    for name in differences("embedded", DEFAULT, lambda name: compose_config([f"+profile={name}", "+method=r3"])):
+        print(f'    "{name}",')
