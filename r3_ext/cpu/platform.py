@@ -183,5 +183,8 @@ def activate() -> None:
     platform_manager.PlatformRegistry.register(platform="cpu")(PlatformCPU)
     # The FSDP engine is registered for cuda and npu; nothing in it is specific to them.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    # For the processes that this one starts. Actor and vLLM take turns, small matrices gain nothing from a second
+    # thread, and threads that wait spin: on a busy machine two of them make a step several times as long.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     _accept_doubled_backend()
     sys.meta_path.append(VLLMFinder)

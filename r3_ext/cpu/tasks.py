@@ -7,7 +7,6 @@ million parameters can learn to compute in a minute. Rows have the schema of `r3
 """
 
 import random
-import string
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +16,16 @@ from r3_ext import data
 NAME = "arithmetic"
 LEVELS = 5
 LARGEST = 99
-LABELS = string.ascii_lowercase
 P_RIGHT = {1: 0.92, 2: 0.65, 3: 0.4, 4: 0.2, 5: 0.06}
 """Share of right answers in the warm start, by difficulty."""
+P_RAMBLE = {1: 0.1, 2: 0.15, 3: 0.2, 4: 0.35, 5: 0.5}
+"""Share of the failures that ramble on, by difficulty: hard groups need truncated members for the ranking reward."""
 RAMBLE = (
-    *("Wait.", "Hmm.", "Let me think again.", "Maybe not.", "Is that so?", "Let me check.", "That is not clear."),
-    *("Try another way.", "Start over.", "I am not sure.", "What if I am wrong?", "Go back.", "Once more.", "No."),
-    *(
-        "It could be more.",
-        "It could be less.",
-        "Look at it again.",
-        "Slowly now.",
-        "So what?",
-        "Perhaps.",
-        "Still no.",
-    ),
-)
-VERBS = {"+": "Add {}", "-": "Subtract {}", "*": "Multiply by {}"}
+    "Wait.|Hmm.|Let me think again.|Maybe not.|Is that so?|Let me check.|That is not clear.|Try another way.|"
+    "Start over.|I am not sure.|What if I am wrong?|Go back.|Once more.|No.|It could be more.|It could be less.|"
+    "Look at it again.|Slowly now.|So what?|Perhaps.|Still no."
+).split("|")
+VERBS = {"+": "Add {}.", "-": "Subtract {}.", "*": "Multiply by {}."}
 _TRIES_PER_TASK = 200
 
 
@@ -45,7 +37,7 @@ class Task:
 
     @property
     def problem(self) -> str:
-        steps = " ".join(f"{label}) {verb}." for label, verb in zip(LABELS, self._verbs, strict=False))
+        steps = " ".join(VERBS[operator].format(operand) for operator, operand in self.steps)
         return f"Start with {self.start}. {steps} What is the result?"
 
     @property
@@ -68,10 +60,6 @@ class Task:
         """Step-by-step text that ends in the boxed answer; the opening <think> belongs to the chat template."""
         return self._working(self.values) + boxed(self.answer)
 
-    def drill(self) -> str:
-        """The calculations alone."""
-        return self._working(self.values)
-
     def slip(self, rng: random.Random) -> str:
         """The same text with one miscalculated step, carried on from there."""
         candidates = [(step, error) for step in range(1, len(self.steps) + 1) for error in (-10, -2, -1, 1, 2, 10)]
@@ -90,12 +78,8 @@ class Task:
         return guess_text(rng.choice(near))
 
     def _working(self, values: list[int]) -> str:
-        steps = zip(LABELS, self._verbs, values[1:], strict=False)
-        return f"{values[0]}. " + " ".join(f"{label}) {verb}: {value}." for label, verb, value in steps)
-
-    @property
-    def _verbs(self) -> list[str]:
-        return [VERBS[operator].format(operand) for operator, operand in self.steps]
+        steps = zip(values, self.steps, values[1:], strict=False)
+        return " ".join(f"{before}{operator}{operand}={after}." for before, (operator, operand), after in steps)
 
 
 @dataclass(frozen=True)
@@ -106,20 +90,20 @@ class Lesson:
     right: str
     wrong: Callable[[random.Random], str]
     p_right: float
-    ramble: float = 0.2
+    p_ramble: float = 0.2
     """Share of the failures that ramble on instead of giving a wrong answer."""
 
     def answer(self, rng: random.Random, p_right: float | None = None) -> str:
         if rng.random() < (self.p_right if p_right is None else p_right):
             return self.right
-        return ramble(rng) if rng.random() < self.ramble else self.wrong(rng)
+        return ramble(rng) if rng.random() < self.p_ramble else self.wrong(rng)
 
 
 def lesson(task: Task) -> Lesson:
     def wrong(rng: random.Random) -> str:
         return task.slip(rng) if rng.random() < 0.5 else task.guess(rng)
 
-    return Lesson(task.problem, task.solution(), wrong, P_RIGHT[task.difficulty])
+    return Lesson(task.problem, task.solution(), wrong, P_RIGHT[task.difficulty], P_RAMBLE[task.difficulty])
 
 
 def ramble(rng: random.Random, sentences: int = 60) -> str:
@@ -160,7 +144,7 @@ def make_tasks(count: int, seed: int, exclude: Collection[str] = ()) -> list[Tas
 def draw_task(rng: random.Random, level: int, steps: int | None = None) -> Task:
     """Start up to 30 and operands up to 5 on level 1, start up to 70 and operands up to 9 on level 5."""
     largest = 4 + level
-    start = rng.randint(1, min(LARGEST, 20 + 10 * level) * 7 // 10)
+    start = rng.randint(1, 20 + 10 * level)
     value, drawn = start, []
     for _ in range(steps or level):
         options = [(operator, n) for operator in "+-" for n in range(1, largest + 1)]

@@ -17,9 +17,9 @@ from verl.workers.rollout import base
 from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-DEADLINE_S = 300.0
-"""Longest wait for one acknowledgement: for a receiver that hangs. One that fails or dies hangs up, which is noticed
-at once."""
+DEADLINE_S = 120.0
+"""Longest wait for a receiver to connect, and then for each acknowledgement, which take milliseconds. A receiver that
+fails or dies in between hangs up, which is noticed at once."""
 
 REASON_S = 5.0
 """How long a receiver that hung up has to report why."""
@@ -44,6 +44,12 @@ class WatchingSocket(zmq.Socket):
         self.hang_ups = self.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         return super().bind(address)
 
+    def send(self, *args: Any, **kwargs: Any) -> Any:
+        # Sending waits too, for a receiver to connect: one that died before that has nothing to hang up.
+        if not self.poll(DEADLINE_S * 1000, zmq.POLLOUT):
+            raise TimeoutError(f"vLLM's weight receiver has not connected for {DEADLINE_S:.0f} s")
+        return super().send(*args, **kwargs)
+
     def recv(self, *args: Any, **kwargs: Any) -> Any:
         poller = zmq.Poller()
         poller.register(self, zmq.POLLIN)
@@ -54,7 +60,7 @@ class WatchingSocket(zmq.Socket):
             return super().recv(*args, **kwargs)
         if ready:
             raise ConnectionError("vLLM's weight receiver ended without acknowledging the weights")
-        raise TimeoutError(f"vLLM's weight receiver has not acknowledged a bucket of weights for {DEADLINE_S:.0f} s")
+        raise TimeoutError(f"vLLM's weight receiver has not acknowledged the weights for {DEADLINE_S:.0f} s")
 
     def close(self, linger: Optional[int] = None) -> None:
         # In this order: zmq's thread blocks for ever on reporting a hang-up to a closed socket.
