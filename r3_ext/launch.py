@@ -87,7 +87,7 @@ def prepare_deepscaler(cache: Path, data: str | None, val: str | None, say) -> t
         subprocess.run([sys.executable, scripts / "deepscaler.py", "--output", train, *source], check=True)
     if val is None and not (benchmarks / "aime24.parquet").exists():
         say("preparing AIME 2024 for validation")
-        command = [sys.executable, scripts / "benchmarks.py", "--output", benchmarks, "--only", "aime24"]
+        command = [sys.executable, scripts / "benchmarks.py", "--output-dir", benchmarks, "--only", "aime24"]
         subprocess.run(command, check=True)
     return str(train), val or str(benchmarks / "aime24.parquet")
 

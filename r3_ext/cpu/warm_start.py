@@ -7,10 +7,9 @@ Reinforcement learning needs pass rates between 0 and 1, and the machines this i
 model of `tiny_model` is trained on answers that are right with a probability of the problem's own, otherwise wrong (a
 slip, or a quick guess) or a ramble that never ends. It learns that mixture, and reinforcement learning can sharpen it.
 
-On arithmetic the model learns to calculate: the validation problems are kept out of its training. On given rows it
-**memorises**: a million parameters cannot solve them, so all selected rows, validation included, are shown with their
-answers, and a rising score means a better use of what is stored, not better mathematics. Such a run shows that the
-training stack works on real data, nothing more.
+The model **memorises**: its training shows the selected problems only, validation included, over and over. Two minutes
+on two cores do not teach a million parameters to calculate. A rising score then means a better use of what is stored,
+not better mathematics: such a run shows that the training stack works, nothing more.
 
 Prompts of the recipe's reflection step occur too, with a somewhat higher share of right answers.
 """
