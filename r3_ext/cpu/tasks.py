@@ -2,8 +2,8 @@ r"""Arithmetic problems with several steps, for machines that have no training d
 
     Start with 7. Add 5. Multiply by 2. What is the result?     answer 24
 
-Difficulty 1 to 5 is the number of steps; the numbers grow with it. Results stay within 0..99, which a model of a
-million parameters can learn to compute in a minute. Rows have the schema of `r3_ext.data`, data source "arithmetic".
+Difficulty 1 to 5 is the number of steps; the numbers grow with it. Results stay within 0..99. Rows have the
+schema of `r3_ext.data`, data source "arithmetic".
 """
 
 import random

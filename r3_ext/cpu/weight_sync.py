@@ -9,7 +9,8 @@ depends on the CPU.
 """
 
 import os
-from typing import Any, Optional
+import time
+from typing import Any, Callable, Optional
 
 import ray
 import zmq
@@ -20,6 +21,8 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 DEADLINE_S = 120.0
 """Longest wait for a receiver to connect, and then for each acknowledgement, which take milliseconds. A receiver that
 fails or dies in between hangs up, which is noticed at once."""
+
+POLL_MS = 500
 
 REASON_S = 5.0
 """How long a receiver that hung up has to report why."""
@@ -38,6 +41,9 @@ def address_of_this_run(address: str) -> str:
 class WatchingSocket(zmq.Socket):
     """A socket whose `recv` raises when its peer hangs up or stays silent."""
 
+    receiver_ended: Callable[[], bool] = staticmethod(lambda: False)
+    """Set by the one adapter of the process: has the receiver's Ray call ended?"""
+
     hang_ups: Optional[zmq.Socket] = None
 
     def bind(self, address: str) -> Any:
@@ -46,8 +52,10 @@ class WatchingSocket(zmq.Socket):
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
         # Sending waits too, for a receiver to connect: one that died before that has nothing to hang up.
-        if not self.poll(DEADLINE_S * 1000, zmq.POLLOUT):
-            raise TimeoutError(f"vLLM's weight receiver has not connected for {DEADLINE_S:.0f} s")
+        deadline = time.monotonic() + DEADLINE_S
+        while not self.poll(POLL_MS, zmq.POLLOUT):
+            if self.receiver_ended() or time.monotonic() > deadline:
+                raise ConnectionError("vLLM's weight receiver has not connected")
         return super().send(*args, **kwargs)
 
     def recv(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,6 +93,7 @@ class WatchingServerAdapter(vllm_rollout.ServerAdapter):
         super().__init__(*args, **kwargs)
         self.zmq_handle = address_of_this_run(self.zmq_handle)
         self._receiver: Optional[ray.ObjectRef] = None
+        WatchingSocket.receiver_ended = staticmethod(lambda: self._receiver_ended(0))
 
     async def _execute_method(self, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = await super()._execute_method(method, *args, **kwargs)
@@ -92,11 +101,14 @@ class WatchingServerAdapter(vllm_rollout.ServerAdapter):
             self._receiver = answer
         return answer
 
+    def _receiver_ended(self, timeout: float) -> bool:
+        return self._receiver is not None and bool(ray.wait([self._receiver], timeout=timeout)[0])
+
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
         try:
             await super().update_weights(*args, **kwargs)
         except (ConnectionError, TimeoutError) as error:
-            if self._receiver is not None and ray.wait([self._receiver], timeout=REASON_S)[0]:
+            if self._receiver_ended(REASON_S):
                 ray.get(self._receiver)
             raise error
 
