@@ -82,7 +82,7 @@ def normal_form(answer: str) -> str:
     text = re.sub(r"^(-?)\\frac\{(-?[0-9]+)\}\{([0-9]+)\}$", r"\1\2/\3", text)
     if re.fullmatch(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?", text):
         text = text.replace(",", "")
-    if re.fullmatch(r"-?[0-9]{1,99}(/0*[1-9][0-9]{0,99}|\.[0-9]{0,99})?", text):
+    if re.fullmatch(r"-?([0-9]{1,99}(/0*[1-9][0-9]{0,99}|\.[0-9]{0,99})?|\.[0-9]{1,99})", text):
         text = str(Fraction(text))
     return text
 

@@ -201,7 +201,6 @@ def main(argv: list[str]) -> int:
     profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED)
     if profile == EMBEDDED:
         os.environ["VERL_PLATFORM"] = "cpu"
-        os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     experiment = args.experiment or f"{args.method}_{profile}"
     folder = (args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)

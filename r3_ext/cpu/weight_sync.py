@@ -39,7 +39,7 @@ def address_of_this_run(address: str) -> str:
 
 
 class WatchingSocket(zmq.Socket):
-    """A socket whose `recv` raises when its peer hangs up or stays silent."""
+    """A socket that raises when its peer stays away, hangs up or stays silent."""
 
     receiver_ended: Callable[[], bool] = staticmethod(lambda: False)
     """Set by the one adapter of the process: has the receiver's Ray call ended?"""

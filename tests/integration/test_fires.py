@@ -6,6 +6,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
+from recipe.r3.replay_buffer import rows_of
+
 from .conftest import STEPS, skip_overrides
 
 pytestmark = pytest.mark.integration
@@ -21,15 +23,17 @@ def plant(recording, folder):
     for file in folder.rglob("tq_batch.pt"):
         payload = torch.load(file, weights_only=False)
         data, step = payload["tensordict"], payload["global_steps"]
-        row_queries = [str(query) for query in data["query_id"].tolist()]
-        queries = sorted(set(row_queries))
-        extras, scores = data["extra_fields"].tolist(), []
-        for extra, query, old in zip(extras, row_queries, data["rm_scores"].unbind(), strict=True):
+        rows = rows_of(data.select("query_id", "extra_fields", "rm_scores"))
+        queries = sorted({str(row["query_id"]) for row in rows})
+        extras, scores = [], []
+        for row in rows:
+            extra, query, old = row["extra_fields"], str(row["query_id"]), row["rm_scores"]
             outcome = (queries.index(query) + step) % 3
             extra["reward_extra_info"].update(acc=float(outcome == 0), truncated=float(outcome == 2))
             score = torch.zeros_like(old)
             score[-1] = float(outcome == 0)
             scores.append(score)
+            extras.append(extra)
         data["extra_fields"] = NonTensorStack.from_list([NonTensorData(extra) for extra in extras])
         data["rm_scores"] = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
         torch.save(payload, file)
