@@ -7,7 +7,7 @@ schema of `r3_ext.data`, data source "arithmetic".
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ RAMBLE = (
     "Look at it again.|Slowly now.|So what?|Perhaps.|Still no."
 ).split("|")
 VERBS = {"+": "Add {}.", "-": "Subtract {}.", "*": "Multiply by {}."}
-_TRIES_PER_TASK = 200
+_MOST_REPEATS = 200
 
 
 @dataclass(frozen=True)
@@ -123,30 +123,27 @@ def apply(operator: str, value: int, operand: int) -> int:
     return {"+": value + operand, "-": value - operand, "*": value * operand}[operator]
 
 
-def make_tasks(count: int, seed: int, exclude: Collection[str] = ()) -> list[Task]:
-    """`count` different tasks, levels in turn (1, 2, 3, 4, 5, 1, ...), none whose problem text is in `exclude`."""
+def make_tasks(count: int, seed: int) -> list[Task]:
+    """`count` different tasks, levels in turn (1, 2, 3, 4, 5, 1, ...)."""
     rng = random.Random(f"{NAME}/{seed}")
-    seen, tasks = set(exclude), []
-    for _ in range(count * _TRIES_PER_TASK):
-        if len(tasks) == count:
-            break
+    tasks, repeats = {}, 0
+    while len(tasks) < count and repeats < _MOST_REPEATS:
         task = draw_task(rng, level=len(tasks) % LEVELS + 1)
-        if task.problem not in seen:
-            seen.add(task.problem)
-            tasks.append(task)
+        repeats = repeats + 1 if task.problem in tasks else 0
+        tasks.setdefault(task.problem, task)
     if not 0 < len(tasks) == count:
         raise ValueError(
             f"number of tasks must be at least 1 and at most about 1,500, as level 1 offers few, got {count}"
         )
-    return tasks
+    return list(tasks.values())
 
 
-def draw_task(rng: random.Random, level: int, steps: int | None = None) -> Task:
+def draw_task(rng: random.Random, level: int) -> Task:
     """Start up to 30 and operands up to 5 on level 1, start up to 70 and operands up to 9 on level 5."""
     largest = 4 + level
     start = rng.randint(1, 20 + 10 * level)
     value, drawn = start, []
-    for _ in range(steps or level):
+    for _ in range(level):
         options = [(operator, n) for operator in "+-" for n in range(1, largest + 1)]
         options += [("*", n) for n in (2, 3)] * 2
         options = [(operator, n) for operator, n in options if 0 <= apply(operator, value, n) <= LARGEST]

@@ -273,3 +273,12 @@ def test_the_command_ends_with_one_line_about_a_bad_setting_before_ray_starts(tm
     assert run.returncode == 2, output
     assert output.count(message) == 1 and f"error: {message}\n" in run.stderr
     assert "Traceback" not in output and "Started a local Ray instance" not in output
+
+
+def test_the_recipes_run_script_composes():
+    script = Path(__file__).resolve().parents[2] / "recipe" / "r3" / "run_r3_deepscaler.sh"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "DATA": "train.parquet", "VAL_DATA": "val.parquet"}
+    done = subprocess.run(["bash", script, "--cfg", "job"], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "adv_estimator: r3" in done.stdout and "train_files: train.parquet" in done.stdout
