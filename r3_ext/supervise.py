@@ -35,7 +35,9 @@ VITAL = (
 SHARED_MEMORY = ("psm_*", "verl_weights_*", "sem.mp-*")
 """What Python, verl and vLLM leave in /dev/shm when they are killed."""
 PR_SET_CHILD_SUBREAPER = 36
-
+SCRATCH = "r3-"
+OWNER = "supervisor.lock"
+"""File in a scratch folder that its supervisor keeps locked as long as it lives."""
 
 LOCK = Path("/tmp/verl-local-run.lock")
 SOCKETS = "rl-colocate-zmq-*.sock"
@@ -82,9 +84,11 @@ def run(command: list[str], env: dict[str, str], log: Path, on_poll: Callable[[]
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.time()
     # Ray and zmq put sockets into the temporary folder, whose path must stay short (a socket path has 107 bytes).
-    scratch = Path(tempfile.mkdtemp(prefix="r3-"))
+    remove_abandoned(Path(tempfile.gettempdir()))
+    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
     env = {**env, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
-    with open(log, "ab") as output:
+    with open(log, "ab") as output, open(scratch / OWNER, "w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
         child = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
         try:
             return _watch(child, on_poll)
@@ -174,6 +178,18 @@ def remove_unused(folder: Path, patterns: tuple[str, ...], since: float) -> list
     for path in removed:
         path.unlink(missing_ok=True)
     return [path.name for path in removed]
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete the scratch folders of this user whose supervisor was killed: nobody holds the lock in them any more."""
+    for scratch in folder.glob(SCRATCH + "*"):
+        try:
+            with open(scratch / OWNER, "r+") as owner:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(scratch, ignore_errors=True)
+        except OSError:
+            # In use, another user's, or not one of ours.
+            continue
 
 
 def _paths_in_use() -> set[str]:

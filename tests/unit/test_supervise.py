@@ -83,6 +83,23 @@ def test_only_unused_files_of_this_run_are_deleted(tmp_path):
     assert old.exists() and used.exists() and not stale.exists()
 
 
+def test_the_folder_of_a_killed_supervisor_goes_with_the_next_run_and_that_of_a_living_one_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    log = tmp_path / "log"
+    killed = run_supervised(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    [child] = pids_in(log, 1)
+    [abandoned] = tmp_path.glob("r3-*")
+    foreign = tmp_path / "r3-foreign"
+    foreign.mkdir()
+    supervise.remove_abandoned(tmp_path)
+    assert abandoned.exists(), "its supervisor lives"
+    killed.kill()
+    killed.wait()
+    os.kill(child, signal.SIGKILL)
+    assert run_supervised(tmp_path, "pass").wait(30) == 0
+    assert [path.name for path in tmp_path.glob("r3-*")] == [foreign.name]
+
+
 def test_a_second_local_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "LOCK", tmp_path / "lock")
     with supervise.only_local_run():
