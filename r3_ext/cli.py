@@ -7,6 +7,7 @@ import sys
 COMMANDS = {
     "run": ("r3_ext.launch", "prepare, check, train, and leave a run folder behind"),
     "doctor": ("r3_ext.doctor", "check this machine, the installation and a configuration"),
+    "history": ("r3_ext.history", "look into a run's sample buffer, export it, seed a new one, make it smaller"),
 }
 
 

@@ -357,13 +357,21 @@ def check_output(config: DictConfig) -> list[Finding]:
     tracker = folders["trainer.default_local_dir"].expanduser() / "latest_checkpointed_iteration.txt"
     if tracker.exists() and config.trainer.resume_mode == "auto":
         found += f", resumes after step {tracker.read_text().strip()}"
-    return [Finding(OK, "output", found)]
+    findings = [Finding(OK, "output", found)]
+    if is_r3(config):
+        from recipe.r3.history_file import network_file_system
+
+        kind = network_file_system(str(existing_parent(folders["algorithm.r3.history.path"])))
+        if kind is not None:
+            advice = "it works, but nobody can read it during the run; algorithm.r3.history.path may name a local disk"
+            findings.append(Finding(WARN, "history", f"on a network file system ({kind})", advice))
+    return findings
 
 
 def check_disk(config: DictConfig) -> list[Finding]:
     """Checkpoints: 4 bytes per parameter for fp32 weights and 8 for Adam's moments, as far as
     `actor.checkpoint.save_contents` names them, times those kept (at least 2: with one to keep, verl deletes the old
-    one after the new one is written). History: 8 bytes per response token (id and log-prob) at full length."""
+    one after the new one is written). History: 6 bytes per response token (id and log-prob) at full length."""
     free = shutil.disk_usage(existing_parent(Path(config.trainer.default_local_dir))).free
     data, rollout, actor = config.data, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     parts, needed, least = [f"{human(free)} free"], 0, GIB
@@ -376,7 +384,7 @@ def check_disk(config: DictConfig) -> list[Finding]:
         needed += checkpoint * max(keep or 5, 2)
         least = max(least, checkpoint)
     if is_r3(config):
-        history = 100 * data.train_batch_size * rollout.n * data.max_response_length * 8
+        history = 100 * data.train_batch_size * rollout.n * data.max_response_length * 6
         parts.append(f"the history at most {human(history)} per 100 steps")
         needed += history
     if free < needed:

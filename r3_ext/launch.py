@@ -30,6 +30,7 @@ from rich.console import Console
 from r3_ext import supervise
 from r3_ext.console import RunDisplay, closing_table
 from r3_ext.summary import read_metrics, summarise
+from recipe.r3.resume import resume_step
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
@@ -47,7 +48,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--run", help="name of the run; an existing one is resumed (default: date and time)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="prepared data and the tiny model")
-    parser.add_argument("--warm-start-seconds", type=float, default=100.0, help="training of the tiny model")
+    parser.add_argument("--warm-start-steps", type=int, default=600, help="training of the tiny model")
     parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases as well")
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
@@ -61,14 +62,14 @@ def gpu_count() -> int:
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
-def model_and_data(profile: str, cache: Path, seconds: float, say) -> list[str]:
+def model_and_data(profile: str, cache: Path, warm_start_steps: int, say) -> list[str]:
     """Overrides that name the model and the parquet files: prepared here unless given as DATA, VAL_DATA and MODEL."""
     data, val, model = (os.environ.get(name) for name in ("DATA", "VAL_DATA", "MODEL"))
     if profile == EMBEDDED:
         from r3_ext.cpu import warm_start
 
         say("tiny model and data: built once, then taken from the cache")
-        prepared = warm_start.prepare(cache, data=data, seconds=seconds)
+        prepared = warm_start.prepare(cache, data=data, steps=warm_start_steps)
         model, data, val = prepared.model, prepared.train, prepared.val
     else:
         data, val = prepare_deepscaler(cache, data, val, say)
@@ -139,13 +140,11 @@ def environment(command: list[str]) -> dict:
 class MetricsFile:
     """Copies verl's rows into metrics.jsonl as they come; a resumed run drops the rows after its checkpoint first."""
 
-    def __init__(self, folder: Path, display: RunDisplay):
+    def __init__(self, folder: Path, step: int, display: RunDisplay):
         self.source, self.target = folder / ".verl_metrics.jsonl", folder / "metrics.jsonl"
         self.display = display
         self.source.unlink(missing_ok=True)
         self.offset = 0
-        tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
-        step = int(tracker.read_text()) if tracker.exists() else -1
         kept = [row for row in read_metrics(self.target) if row["step"] <= step]
         self.target.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
@@ -179,7 +178,7 @@ def total_steps(config: DictConfig) -> int | None:
 
 def train(folder: Path, command: list[str], config: DictConfig, display: RunDisplay) -> int:
     """Run the training command under supervision; returns its exit code."""
-    metrics = MetricsFile(folder, display)
+    metrics = MetricsFile(folder, resume_step(config.trainer), display)
     env = {
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(metrics.source),
@@ -211,10 +210,11 @@ def main(argv: list[str]) -> int:
     say(f"method {args.method}, profile {profile}, run folder {os.path.relpath(folder)}")
     overrides = [f"+profile={profile}", f"+method={args.method}"]
     overrides += run_overrides(folder, args.method, experiment, args.wandb)
-    overrides += model_and_data(profile, args.cache, args.warm_start_seconds, say) + args.overrides
+    overrides += model_and_data(profile, args.cache, args.warm_start_steps, say) + args.overrides
     config = compose_config([o for o in overrides if not o.startswith("hydra")])
 
     from r3_ext import doctor
+    from recipe.r3.r3_config import describe, load_r3_config  # imports verl, which is slow
 
     if not doctor.report(doctor.diagnose(config)):
         return 1
@@ -224,6 +224,9 @@ def main(argv: list[str]) -> int:
     (folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
 
     with RunDisplay(console, args.method, total_steps(config)) as display:
+        if args.method == "r3":
+            for line in describe(load_r3_config(config)):
+                display.say(line)
         display.say(f"starting Ray, FSDP and vLLM; their output goes to {os.path.relpath(folder / 'run.log')}")
         try:
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.

@@ -1,4 +1,4 @@
-r"""A small model that solves some problems always, some sometimes and some almost never, in under two minutes.
+r"""A small model that solves some problems always, some sometimes and some almost never, in a few minutes.
 
     python -m r3_ext.cpu.warm_start --cache .cache                         arithmetic, generated
     python -m r3_ext.cpu.warm_start --cache .cache --data train.parquet    rows of DeepScaleR
@@ -7,8 +7,8 @@ Reinforcement learning needs pass rates between 0 and 1, and the machines this i
 model of `tiny_model` is trained on answers that are right with a probability of the problem's own, otherwise wrong (a
 slip, or a quick guess) or a ramble that never ends. It learns that mixture, and reinforcement learning can sharpen it.
 
-The model **memorises**: its training shows the selected problems only, validation included, over and over. Two minutes
-on two cores do not teach a million parameters to calculate. A rising score then means a better use of what is stored,
+The model **memorises**: its training shows the selected problems only, validation included, over and over. Minutes on
+two cores do not teach a million parameters to calculate. A rising score then means a better use of what is stored,
 not better mathematics: such a run shows that the training stack works, nothing more.
 
 Prompts of the recipe's reflection step occur too, with a somewhat higher share of right answers.
@@ -31,7 +31,7 @@ from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
 from r3_ext.cpu.tasks import Lesson
 
-VERSION = 2
+VERSION = 3
 """Part of the cache key: raise it when a change of the code changes the result."""
 
 
@@ -44,11 +44,10 @@ class WarmStart(NamedTuple):
 @dataclass(frozen=True)
 class Settings:
     seed: int = 0
-    seconds: float = 100.0
-    """Hard limit on the training time. Where it does not bite, all `steps` run and the seed decides the weights."""
     rows: int = 128
     val_rows: int = 32
     steps: int = 600
+    """Counted in steps, not seconds: equal seeds give equal weights on fast and slow machines."""
     batch: int = 16
     foundation: float = 0.5
     """Share of the training that shows right answers only: what is never learned cannot be failed now and then."""
@@ -59,7 +58,7 @@ class Settings:
     max_answer_chars: int = 8
 
     def __post_init__(self):
-        for name in ("seconds", "rows", "val_rows", "steps", "batch"):
+        for name in ("rows", "val_rows", "steps", "batch"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
@@ -77,7 +76,7 @@ class Course:
 
 def arithmetic_course(settings: Settings) -> Course:
     train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.seed)
-    # These problems only, over and over: two minutes on two cores teach a model of this size to recall, not to compute.
+    # These problems only, over and over: minutes on two cores teach a model of this size to recall, not to compute.
     lessons = [tasks.lesson(task) for task in (*train, *val)]
     texts = [text for task in train for text in (task.problem, task.solution())]
     return Course(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"), lambda rng: rng.choice(lessons), texts)
@@ -148,14 +147,12 @@ def make_example(
     return tiny_model.Example(ids[0], ids[1][: settings.max_answer_tokens])
 
 
-def prepare(
-    cache_dir: str | Path, data: str | Path | None = None, seed: int = 0, seconds: float = 100.0, **settings
-) -> WarmStart:
+def prepare(cache_dir: str | Path, data: str | Path | None = None, **settings) -> WarmStart:
     """Paths of model folder, training and validation parquet; built once per content of `data` and settings.
 
-    `settings` are further fields of `Settings`. A folder appears under its final name only when it is complete.
+    `settings` are fields of `Settings`. A folder appears under its final name only when it is complete.
     """
-    chosen = Settings(seed=seed, seconds=seconds, **settings)
+    chosen = Settings(**settings)
     rows, origin = problem_data.read_rows(str(data)) if data else (None, {})
     template = reflection_template()
     content = origin.get("files", origin.get("rows_sha256"))
@@ -195,7 +192,7 @@ def teach(folder: Path, course: Course, template: str, settings: Settings) -> di
             examples.append(make_example(tokenizer, course.draw(rng), wanted, settings, rng, foundation))
         return examples
 
-    report = tiny_model.train(model, next_batch, settings.steps, settings.seconds)
+    report = tiny_model.train(model, next_batch, settings.steps)
     tiny_model.save(model, tokenizer, folder)
     return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **report}
 
@@ -207,9 +204,9 @@ def main() -> None:
         "--data", help="parquet, json or jsonl with problems and answers; default: generated arithmetic"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=100.0, help="most seconds of training")
+    parser.add_argument("--steps", type=int, default=Settings.steps)
     args = parser.parse_args()
-    for path in prepare(args.cache, args.data, args.seed, args.seconds):
+    for path in prepare(args.cache, args.data, seed=args.seed, steps=args.steps):
         print(path)
 
 

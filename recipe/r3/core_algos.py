@@ -13,8 +13,10 @@
 # limitations under the License.
 """The formulas of R^3 (arXiv 2601.19620): pure functions on tensors, no Ray, no config tree, no TransferQueue.
 
-Shapes: B rows of the batch, N rows of one group, T response tokens.
+Shapes: B rows of the batch, N rows of one group, T response tokens, K tokens in the peak, J of them too many.
 """
+
+import math
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ REPLAY_MARK = "#replay"
 """Suffix of the `uid` field of a replayed row: the flag travels with the row through verl's fixed advantage fields."""
 GRPO_EPSILON = 1e-6
 """What verl's GRPO adds to the std."""
+BLOCK_ROWS = 64
+"""Rows whose entropies are reduced at a time: the copies that takes stay small enough for the processor's cache."""
 
 
 def compute_r3_advantage(
@@ -110,21 +114,39 @@ def structural_entropies(
     Raises:
         ValueError: a row has no unmasked token, or a non-finite entropy on one; the message names the row.
     """
-    # Half-precision means would round close rows into ties.
-    entropy, mask = entropy.double(), response_mask.bool()
-    length_N = mask.sum(dim=-1)
-    bad_N = (mask & ~torch.isfinite(entropy)).any(dim=-1)
+    # Blocks of nearly one size, none of a single row: torch may add up a lone row in another order than its equals.
+    sections = math.ceil(len(entropy) / BLOCK_ROWS)
+    blocks = zip(entropy.tensor_split(sections), response_mask.tensor_split(sections), strict=True)
+    columns = zip(*[_entropy_sums(*block, top_ratio) for block in blocks], strict=True)
+    peak_sum_N, top_N, sum_N, length_N = (torch.cat(column) for column in columns)
+    # One non-finite token makes the sum of its row non-finite, and nothing else does.
+    bad_N = ~torch.isfinite(sum_N)
     if bad_N.any():
         raise ValueError(f"non-finite token entropy in row {int(bad_N.nonzero()[0])}")
     if (length_N == 0).any():
         raise ValueError(f"no unmasked token in row {int((length_N == 0).nonzero()[0])}: nothing to rank")
-    # 0.29 * 100 is 28.999... in floating point; the paper's floor means 29.
-    top_N = (top_ratio * length_N.double() + 1e-9).floor().long().clamp(min=1)
-    peak_NK = entropy.masked_fill(~mask, -torch.inf).topk(int(top_N.max()), dim=-1).values
-    outside_NK = torch.arange(peak_NK.shape[-1], device=entropy.device) >= top_N.unsqueeze(-1)
-    peak_N = peak_NK.masked_fill(outside_NK, 0.0).sum(dim=-1) / top_N
-    global_N = entropy.masked_fill(~mask, 0.0).sum(dim=-1) / length_N
-    return peak_N, global_N
+    return peak_sum_N / top_N, sum_N / length_N
+
+
+def _entropy_sums(entropy: torch.Tensor, response_mask: torch.Tensor, top_ratio: float) -> tuple[torch.Tensor, ...]:
+    """Sum and number of the top tokens of each row, sum and number of all its tokens: each (N,), the sums in double.
+
+    Tokens are compared in their own precision, which orders them as double would, and added up in double: sums in
+    single or half precision would round close rows into ties, and the same tokens in another order apart.
+    """
+    mask = response_mask.bool()
+    length_N = mask.sum(dim=-1)
+    # 0.29 * 100 is 28.999... in floating point; the paper's floor means 29. A row without tokens has no top token.
+    top_N = (top_ratio * length_N.double() + 1e-9).floor().long().clamp(min=1).minimum(length_N)
+    sum_N = entropy.where(mask, 0.0).sum(dim=-1, dtype=torch.float64)
+    # The top tokens need no order, and sorting them would double the time of topk. A row with fewer of them than the
+    # longest row gets too many; only these, the smallest of the peak, are put in order and dropped.
+    width, surplus = int(top_N.max()), int(top_N.max() - top_N.min())
+    peak_NK = entropy.where(mask, -torch.inf).topk(width, dim=-1, sorted=False).values
+    lowest_NJ = peak_NK.topk(surplus, dim=-1, largest=False)
+    dropped_NJ = torch.arange(surplus, device=entropy.device) < width - top_N.unsqueeze(-1)
+    peak_NK.scatter_(-1, lowest_NJ.indices, lowest_NJ.values.masked_fill(dropped_NJ, 0.0))
+    return peak_NK.sum(dim=-1, dtype=torch.float64), top_N, sum_N, length_N
 
 
 def structural_entropy_ranking_reward(

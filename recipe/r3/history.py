@@ -13,12 +13,15 @@
 # limitations under the License.
 """The sample buffer: every generated response by stable query id, and per-query statistics kept apart from it.
 
-One SQLite file in WAL mode. Every row carries the training step that wrote it, and a sample that leaves the buffer is
-only marked with the step of its eviction, so `restore(step)` brings back the state after that step exactly. Token ids
-are stored, not text: re-tokenising would change the sequence that was sampled.
+`add` writes a training step in the background, in one transaction; every reader waits for it. Samples are stored in an
+order that depends on their content alone, so equal rollouts make equal histories, whatever order they arrived in.
 
-    samples     one stored response                          (what replay and reflection draw from)
-    statistics  attempts, successes, truncated per query, prompt variant and step   (never evicted)
+Bounded: a query keeps the newest `max_per_outcome` samples per variant and outcome, and the samples that can be drawn
+take at most `max_bytes`; past that, lottery numbers (the seeded digests) decide who leaves, and the last sample of a
+query and outcome leaves only when nothing else is left. Statistics never change by eviction.
+
+A checkpoint pins its step: `pin` writes one row, whatever the size of the file. A sample evicted later stays in the
+file as long as a pinned step needs it, so `restore` brings that step's state back exactly.
 
 Example: two wrong and one correct attempt at query "a" in step 1, then
 
@@ -26,46 +29,28 @@ Example: two wrong and one correct attempt at query "a" in step 1, then
     history.draw("a", correct=True, k=2, rng=rng) ->  the one correct Sample
 """
 
+import hashlib
+import math
 import os
 import random
 import sqlite3
+import time
 from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import islice
 
 import numpy as np
 
-SCHEMA_VERSION = 1
+from . import history_file
+from .history_file import HistoryError, explained
+
 PLAIN, REFLECTION = "plain", "reflection"
 """Prompt variants: the dataset's own prompt, or the reflection prompt built from it."""
-
-_SCHEMA = """
-CREATE TABLE samples (
-    id INTEGER PRIMARY KEY,
-    query_id TEXT NOT NULL,
-    variant TEXT NOT NULL,          -- plain | reflection
-    correct INTEGER NOT NULL,
-    truncated INTEGER NOT NULL,
-    score REAL NOT NULL,            -- reward of the reward manager, ranking rewards excluded
-    length INTEGER NOT NULL,        -- response tokens
-    step INTEGER NOT NULL,          -- training step that generated it
-    evicted INTEGER,                -- training step that evicted it, NULL while it can be drawn
-    digest BLOB NOT NULL,           -- of the token ids; equal responses of a query are stored once
-    tokens BLOB NOT NULL,           -- int32, little endian
-    log_probs BLOB                  -- float32, little endian, of the policy that generated it; NULL if not recorded
-);
-CREATE INDEX samples_by_query ON samples (query_id, correct, variant) WHERE evicted IS NULL;
-CREATE INDEX samples_by_step ON samples (step);
-CREATE TABLE statistics (
-    query_id TEXT NOT NULL,
-    variant TEXT NOT NULL,
-    step INTEGER NOT NULL,
-    attempts INTEGER NOT NULL,
-    successes INTEGER NOT NULL,
-    truncated INTEGER NOT NULL,
-    PRIMARY KEY (query_id, variant, step)
-) WITHOUT ROWID;
-"""
+LOWEST = float(np.finfo(np.float16).min)
+SELECTIONS = ("uniform", "newest", "shortest", "nearest_length", "lowest_entropy")
 
 
 @dataclass(frozen=True)
@@ -81,153 +66,560 @@ class Sample:
     step: int
     variant: str = PLAIN
     log_probs: np.ndarray | None = None
-    """(L,) float32 log-probs of the policy that generated it, or None."""
+    """(L,) float32 log-probs of the policy that generated it, or None. The file keeps them as float16."""
+    id: int | None = None
+    """Its row in the file, once drawn."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sample as the file stores it."""
+
+    columns: tuple
+    """query_id, variant, correct, truncated, score, length, entropy, step."""
+    tokens: bytes
+    log_probs: bytes | None
+    digest: bytes
+    checksum: int
+
+    @property
+    def bucket(self) -> tuple[str, str, int]:
+        return self.columns[:3]
+
+    @property
+    def bytes(self) -> int:
+        return len(self.tokens) + len(self.log_probs or b"")
+
+    def order(self) -> tuple:
+        truncated, score = self.columns[3:5]
+        return self.bucket, self.digest, truncated, score, self.log_probs or b""
+
+
+def encode(sample: Sample, step: int, seed: int) -> Row:
+    tokens = history_file.pack_tokens(sample.tokens)
+    length, entropy, log_probs = len(sample.tokens), None, None
+    if sample.log_probs is not None:
+        if len(sample.log_probs) != length:
+            raise ValueError(f"query {sample.query_id}: {len(sample.log_probs)} log-probs for {length} tokens")
+        finite = sample.log_probs
+        if length and finite.min() < LOWEST:
+            finite = np.maximum(finite, LOWEST)
+        mean = float(finite.sum(dtype=np.float64)) / length if length else math.nan
+        entropy = None if math.isnan(mean) else 0.0 - mean  # SQLite knows no NaN and no -0.0
+        log_probs = finite.astype("<f2").tobytes()
+    flags = int(sample.correct), int(sample.truncated)
+    columns = (str(sample.query_id), str(sample.variant), *flags, float(sample.score) + 0.0, length, entropy, int(step))
+    checksum = history_file.checksum_of(columns, tokens, log_probs)
+    return Row(columns, tokens, log_probs, history_file.digest_of(tokens, length, seed), checksum)
 
 
 class History:
-    """The sample buffer in the file `path`; `max_per_outcome` stored samples per query, variant and outcome.
+    """The sample buffer in the file `path`, which no other trainer may use meanwhile.
+
+    Args:
+        path: created when absent.
+        max_per_outcome: stored samples per query, variant and outcome.
+        max_bytes: payload bytes of the samples that can be drawn. Evicted ones that a checkpoint needs take at most as
+            much again: past that, the oldest checkpoints can no longer be restored with their samples.
+        seed: of the eviction.
 
     Raises:
-        ValueError: the file is not a history, or one of another schema version.
+        HistoryError: not a history, another schema version, damaged, not writable, or in use.
     """
 
-    def __init__(self, path: str, max_per_outcome: int):
+    def __init__(self, path: str, max_per_outcome: int, max_bytes: int = 32 << 30, seed: int = 0):
         self.path = path
         self.max_per_outcome = max_per_outcome
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        self.max_bytes = max_bytes
+        self.seed = seed
+        self.write_seconds = 0.0
+        """Of the last step's transaction, in the background."""
+        self.wait_seconds = 0.0
+        """Since the last `add`, spent waiting for it."""
+        with explained(path):
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            self._lock = history_file.Lock(path)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._open()
-        except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"algorithm.r3.history.path: {path} is not a usable history ({error}); "
-                "move the file away or name another one"
-            ) from error
+            self.exclusive = history_file.network_file_system(path) is not None
+            self._db = history_file.open_for_writing(path, self.exclusive)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+        self._pending: Future | None = None
+        self._measure()
 
-    def _open(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if version != SCHEMA_VERSION and tables:
-            raise ValueError(
-                f"algorithm.r3.history.path: {self.path} has schema version {version}, this recipe reads "
-                f"{SCHEMA_VERSION}; move the file away or name another one"
-            )
-        if tables:
-            self._db.execute("SELECT 1 FROM samples, statistics LIMIT 0")  # fails on a database of something else
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        if not tables:
-            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+    # writing
 
-    def add(self, samples: list[Sample], step: int) -> None:
-        """Store the responses of training step `step` and count them, in one transaction."""
-        attempts, successes, truncated = Counter(), Counter(), Counter()
-        for sample in samples:
-            key = (sample.query_id, sample.variant)
-            attempts[key] += 1
-            successes[key] += sample.correct
-            truncated[key] += sample.truncated
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(
-                "INSERT INTO statistics VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET attempts = attempts + "
-                "excluded.attempts, successes = successes + excluded.successes, truncated = truncated + "
-                "excluded.truncated",
-                [(*key, step, attempts[key], successes[key], truncated[key]) for key in sorted(attempts)],
-            )
-            for sample in samples:
-                self._insert(sample, step)
+    def add(self, samples: list[Sample], step: int, replays: Iterable[tuple[Sample, str]] = ()) -> None:
+        """Store and count the responses of training step `step` in the background, all of them or none.
 
-    def _insert(self, sample: Sample, step: int) -> None:
-        tokens = np.ascontiguousarray(sample.tokens, dtype="<i4").tobytes()
-        log_probs = sample.log_probs
-        if log_probs is not None:
-            log_probs = np.ascontiguousarray(log_probs, dtype="<f4").tobytes()
-        digest = blake2b(tokens, digest_size=16).digest()
-        where = (sample.query_id, int(sample.correct), sample.variant)
-        live = "FROM samples WHERE query_id = ? AND correct = ? AND variant = ? AND evicted IS NULL"
-        if self._db.execute(f"SELECT 1 {live} AND digest = ?", (*where, digest)).fetchone():
+        Args:
+            replays: (sample, variant of the group it was replayed into) of everything the step replayed.
+        """
+        self.flush()
+        self.wait_seconds = 0.0
+        self._pending = self._writer.submit(self._write, samples, step, list(replays))
+
+    def flush(self) -> None:
+        """Wait for the last `add`; raises HistoryError when it failed."""
+        if self._pending is None:
             return
-        self._db.execute(
-            "INSERT INTO samples (query_id, correct, variant, truncated, score, length, step, digest, tokens, "
-            "log_probs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*where, int(sample.truncated), sample.score, len(sample.tokens), step, digest, tokens, log_probs),
+        begin, pending, self._pending = time.monotonic(), self._pending, None
+        try:
+            pending.result()
+        finally:
+            self.wait_seconds += time.monotonic() - begin
+
+    @contextmanager
+    def _transaction(self):
+        before = self.live_bytes, self.spare_bytes
+        try:
+            with explained(self.path):
+                self._db.execute("BEGIN IMMEDIATE")
+                with self._db:
+                    yield self._db
+        except BaseException:
+            self.live_bytes, self.spare_bytes = before
+            raise
+
+    def _write(self, samples: list[Sample], step: int, replays: list[tuple[Sample, str]]) -> None:
+        begin = time.monotonic()
+        # The order of arrival differs from run to run; ids, and so later draws, must not.
+        rows = sorted((encode(sample, step, self.seed) for sample in samples), key=Row.order)
+        with self._transaction():
+            self._count(rows, step)
+            self._log_replays(replays, step)
+            self._store(rows, step)
+        self.write_seconds = time.monotonic() - begin
+
+    def absorb(
+        self,
+        samples: Iterable[Sample],
+        statistics: Iterable[tuple[str, str, int, int, int]],
+        meta: dict[str, str] | None = None,
+    ) -> None:
+        """Take over samples of another history, and its (query_id, variant, attempts, successes, truncated), as of
+        step 0, all or none. The samples keep their order, so equal draws from both histories give equal samples.
+
+        Args:
+            meta: of the other history, for the keys that this one does not have.
+
+        Raises:
+            HistoryError: this history has steps of its own.
+        """
+        self.flush()
+        [(last,)] = self._db.execute("SELECT coalesce(max(step), 0) FROM steps")
+        if last:
+            raise HistoryError(f"history {self.path}: has {last} steps of its own; import before the first step")
+        samples = iter(samples)
+        with self._transaction():
+            while chunk := list(islice(samples, 1024)):
+                self._store([encode(sample, 0, self.seed) for sample in chunk], 0)
+            self._count_rows([(query_id, variant, 0, *counts) for query_id, variant, *counts in statistics])
+            self._db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", sorted((meta or {}).items()))
+
+    def _store(self, rows: list[Row], step: int) -> None:
+        """Insert the rows and keep to the bounds."""
+        stored, newest_pin = self._insert(rows), self._newest_pin()
+        buckets = sorted({row.bucket for row in stored})
+        self._evict([row for bucket in buckets for row in self._beyond_the_cap(bucket)], step, newest_pin)
+        if self.live_bytes > self.max_bytes:
+            self._evict(self._lottery(self.live_bytes - int(0.9 * self.max_bytes)), step, newest_pin)
+        if self.spare_bytes > self.max_bytes:
+            self._reclaim()
+
+    def _count(self, rows: list[Row], step: int) -> None:
+        counts: dict[tuple[str, str], list[int]] = {}
+        for row in rows:
+            query_id, variant, correct, truncated, *_ = row.columns
+            count = counts.setdefault((query_id, variant), [0, 0, 0])
+            count[0] += 1
+            count[1] += correct
+            count[2] += truncated
+        self._count_rows([(*key, step, *count) for key, count in sorted(counts.items())])
+
+    def _count_rows(self, values: list[tuple]) -> None:
+        """Add (query_id, variant, step, attempts, successes, truncated) to the statistics and the sums of the steps."""
+        add = "attempts = attempts + excluded.attempts, successes = successes + excluded.successes, "
+        add += "truncated = truncated + excluded.truncated"
+        self._db.executemany(
+            f"INSERT INTO statistics VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET {add}", values
         )
-        self._db.execute(
-            f"UPDATE samples SET evicted = ? WHERE id IN (SELECT id {live} ORDER BY id DESC LIMIT -1 OFFSET ?)",
-            (step, *where, self.max_per_outcome),
+        self._db.executemany(
+            f"INSERT INTO steps VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET {add}", [value[2:] for value in values]
         )
+
+    def _log_replays(self, replays: list[tuple[Sample, str]], step: int) -> None:
+        self._db.executemany(
+            "INSERT INTO replays VALUES (?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
+            [(sample.id, step, sample.query_id, variant, sample.step) for sample, variant in replays],
+        )
+
+    def _insert(self, rows: list[Row]) -> list[Row]:
+        """Store the rows that are not there yet, and return them."""
+        known = "SELECT digest FROM samples WHERE query_id = ? AND variant = ? AND correct = ? AND evicted IS NULL"
+        seen: dict[tuple, set[bytes]] = {}
+        fresh = []
+        for row in rows:
+            if row.bucket not in seen:
+                seen[row.bucket] = {digest for (digest,) in self._db.execute(known, row.bucket)}
+            if row.digest not in seen[row.bucket]:
+                seen[row.bucket].add(row.digest)
+                fresh.append(row)
+        [(last,)] = self._db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'samples'")
+        numbered = list(enumerate(fresh, start=last + 1))
+        self._db.executemany(
+            "INSERT INTO samples (id, query_id, variant, correct, truncated, score, length, entropy, step, abandoned, "
+            "bytes, digest, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+            ((i, *r.columns, r.bytes, r.digest, r.checksum) for i, r in numbered),
+        )
+        self._db.executemany("INSERT INTO payloads VALUES (?, ?, ?)", ((i, r.tokens, r.log_probs) for i, r in numbered))
+        self.live_bytes += sum(row.bytes for row in fresh)
+        return fresh
+
+    def _beyond_the_cap(self, bucket: tuple) -> list[tuple[int, int, int]]:
+        """(id, step, bytes) of the samples of a bucket that are older than its newest `max_per_outcome`."""
+        return self._db.execute(
+            "SELECT id, step, bytes FROM samples WHERE query_id = ? AND variant = ? AND correct = ? "
+            "AND evicted IS NULL ORDER BY step DESC, id DESC LIMIT -1 OFFSET ?",
+            (*bucket, self.max_per_outcome),
+        ).fetchall()
+
+    def _lottery(self, excess: int) -> list[tuple[int, int, int]]:
+        """(id, step, bytes) of at least `excess` bytes of samples: lowest digests first, newest of a bucket last."""
+        losers = []
+        for sample_id, step, size in self._db.execute(
+            "SELECT id, step, bytes FROM (SELECT id, step, bytes, digest, row_number() OVER (PARTITION BY query_id, "
+            "variant, correct ORDER BY step DESC, id DESC) = 1 AS newest FROM samples WHERE evicted IS NULL) "
+            "ORDER BY newest, digest, id"
+        ):
+            if excess <= 0:
+                break
+            losers.append((sample_id, step, size))
+            excess -= size
+        return losers
+
+    def _evict(self, rows: list[tuple[int, int, int]], step: int, newest_pin: int) -> None:
+        """Take samples out of the buffer; only those that a pinned step had stay in the file."""
+        needed, others = [], []
+        for row in rows:
+            (needed if row[1] <= newest_pin < step else others).append(row)
+        self._db.executemany("UPDATE samples SET evicted = ? WHERE id = ?", [(step, row[0]) for row in needed])
+        self._delete([row[0] for row in others])
+        self.live_bytes -= sum(row[2] for row in rows)
+        self.spare_bytes += sum(row[2] for row in needed)
+
+    def _delete(self, ids: list[int]) -> None:
+        for table in ("samples", "payloads"):
+            self._db.executemany(f"DELETE FROM {table} WHERE id = ?", [(i,) for i in ids])
+
+    # drawing
 
     def success_rates(
         self, query_ids: list[str], min_attempts: int, variants: tuple[str, ...] = (PLAIN,)
     ) -> dict[str, float]:
         """Share of correct attempts of each query with at least `min_attempts` attempts; the others are left out."""
+        self.flush()
         rates = {}
         marks = ", ".join("?" * len(variants))
-        for query_id in query_ids:
-            attempts, successes = self._db.execute(
-                "SELECT coalesce(sum(attempts), 0), coalesce(sum(successes), 0) FROM statistics "
-                f"WHERE query_id = ? AND variant IN ({marks})",
-                (query_id, *variants),
-            ).fetchone()
-            if attempts >= min_attempts:
-                rates[query_id] = successes / attempts
+        with explained(self.path):
+            for query_id in query_ids:
+                attempts, successes = self._db.execute(
+                    "SELECT coalesce(sum(attempts), 0), coalesce(sum(successes), 0) FROM statistics "
+                    f"WHERE query_id = ? AND variant IN ({marks})",
+                    (query_id, *variants),
+                ).fetchone()
+                if attempts >= min_attempts:
+                    rates[query_id] = successes / attempts
         return rates
 
     def draw(
         self,
         query_id: str,
-        correct: bool,
+        correct: bool | None,
         k: int,
         rng: random.Random,
         variants: tuple[str, ...] = (PLAIN,),
         selection: str = "uniform",
         max_length: int | None = None,
+        min_step: int = 0,
+        max_replays: int | None = None,
+        replays: Counter | None = None,
+        near_length: float = 0.0,
     ) -> list[Sample]:
-        """At most `k` stored samples of the query with that outcome, without replacement.
+        """At most `k` stored samples of the query with that outcome (None: any), without replacement.
 
-        `selection` is `uniform` (by `rng`), `newest` or `shortest`; samples longer than `max_length` tokens are
-        passed over.
+        Args:
+            selection: `uniform` (by `rng`), `newest`, `shortest`, `nearest_length` (to `near_length` tokens) or
+                `lowest_entropy`; ties go to the older sample.
+            max_length: samples of more tokens are passed over.
+            min_step: samples of earlier steps are passed over.
+            max_replays: samples replayed that often are passed over; `replays` counts by id what is not stored yet.
+
+        Raises:
+            HistoryError: a chosen sample is damaged.
         """
+        self.flush()
         marks = ", ".join("?" * len(variants))
-        order = {"uniform": "id", "newest": "step DESC, id DESC", "shortest": "length, id"}[selection]
-        rows = self._db.execute(
-            f"SELECT id FROM samples WHERE query_id = ? AND correct = ? AND variant IN ({marks}) AND evicted IS NULL "
-            f"AND length <= ? ORDER BY {order}",
-            (query_id, int(correct), *variants, max_length if max_length is not None else 1 << 62),
-        ).fetchall()
-        ids = [row[0] for row in rows]
-        chosen = rng.sample(ids, min(k, len(ids))) if selection == "uniform" else ids[:k]
-        return [self._load(sample_id) for sample_id in chosen]
+        outcomes = (0, 1) if correct is None else (int(correct),)
+        times = "(SELECT coalesce(sum(times), 0) FROM replays WHERE sample_id = samples.id)"
+        with explained(self.path):
+            rows = self._db.execute(
+                f"SELECT id, length, step, entropy, {'0' if max_replays is None else times} "
+                f"FROM samples WHERE query_id = ? AND variant IN ({marks}) "
+                f"AND correct IN ({', '.join('?' * len(outcomes))}) AND evicted IS NULL AND length <= ? AND step >= ? "
+                "ORDER BY id",
+                (query_id, *variants, *outcomes, max_length if max_length is not None else 1 << 62, min_step),
+            ).fetchall()
+            if max_replays is not None:
+                rows = [row for row in rows if row[4] + (replays or {}).get(row[0], 0) < max_replays]
+            return [self._load(row[0]) for row in select(rows, k, rng, selection, near_length)]
 
     def _load(self, sample_id: int) -> Sample:
-        query_id, variant, correct, truncated, score, step, tokens, log_probs = self._db.execute(
-            "SELECT query_id, variant, correct, truncated, score, step, tokens, log_probs FROM samples WHERE id = ?",
-            (sample_id,),
-        ).fetchone()
-        return Sample(
-            query_id=query_id,
-            tokens=np.frombuffer(tokens, dtype="<i4"),
-            correct=bool(correct),
-            score=score,
-            truncated=bool(truncated),
-            step=step,
-            variant=variant,
-            log_probs=None if log_probs is None else np.frombuffer(log_probs, dtype="<f4"),
-        )
+        try:
+            row = self._db.execute(
+                "SELECT query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens, "
+                "log_probs FROM samples LEFT JOIN payloads USING (id) WHERE id = ?",
+                (sample_id,),
+            ).fetchone()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "decode" not in str(error):
+                raise  # the disk, or another program; nothing is wrong with the sample
+            raise damaged(sample_id, self.path) from error
+        return decode(row, sample_id, self.path)
 
-    def restore(self, step: int) -> int:
-        """Bring back the state after training step `step`; returns the number of later samples dropped."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            dropped = self._db.execute("DELETE FROM samples WHERE step > ?", (step,)).rowcount
-            self._db.execute("UPDATE samples SET evicted = NULL WHERE evicted > ?", (step,))
-            self._db.execute("DELETE FROM statistics WHERE step > ?", (step,))
-        return dropped
+    # checkpoints
+
+    def pin(self, step: int) -> None:
+        """Make the present state, that after training step `step`, one that `restore` can bring back."""
+        self.flush()
+        with self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO pins VALUES (?)", (step,))
+
+    def unpin(self, gone: Callable[[int], bool]) -> None:
+        """Give up the pinned steps for which `gone(step)`, and the evicted samples that only they need."""
+        self.flush()
+        with self._transaction():
+            for step in self.pinned():
+                if gone(step):
+                    self._unpin(step)
+
+    def pinned(self) -> list[int]:
+        """Steps that can be restored, in order."""
+        return [step for (step,) in self._db.execute("SELECT step FROM pins ORDER BY step")]
+
+    def _newest_pin(self) -> int:
+        return self._db.execute("SELECT coalesce(max(step), -1) FROM pins").fetchone()[0]
+
+    def _unpin(self, step: int) -> None:
+        """A sample of step b evicted at e is needed by the pins in [b, e): delete those with no pin but `step`."""
+        [(before, after)] = self._db.execute(
+            "SELECT (SELECT max(step) FROM pins WHERE step < :p), (SELECT min(step) FROM pins WHERE step > :p)",
+            {"p": step},
+        )
+        self._delete_spare(
+            "evicted > ? AND evicted <= ? AND NOT abandoned AND step > ? AND step <= ?",
+            (step, 1 << 62 if after is None else after, -1 if before is None else before, step),
+        )
+        self._db.execute("DELETE FROM pins WHERE step = ?", (step,))
+
+    def _reclaim(self) -> None:
+        """Bring what cannot be drawn under `max_bytes`: abandoned samples go, then the oldest pins but the newest."""
+        self._drop_abandoned()
+        for step in self.pinned()[:-1]:
+            if self.spare_bytes <= self.max_bytes:
+                break
+            self._unpin(step)
+
+    def _drop_abandoned(self) -> int:
+        return self._delete_spare("evicted IS NOT NULL AND abandoned", ())
+
+    def _delete_spare(self, where: str, values: tuple) -> int:
+        """Delete those of the samples that cannot be drawn; returns their number."""
+        rows = self._db.execute(f"SELECT id, bytes FROM samples WHERE {where}", values).fetchall()
+        self._delete([row[0] for row in rows])
+        self.spare_bytes -= sum(row[1] for row in rows)
+        return len(rows)
+
+    def drop_abandoned(self) -> int:
+        """Delete the samples that no state can bring back; returns their number."""
+        self.flush()
+        with self._transaction():
+            return self._drop_abandoned()
+
+    def drop_damaged(self) -> int:
+        """Delete the samples whose checksum does not fit, pinned or not; returns their number. Their payloads stay in
+        the file: giving back damaged pages could hurt the samples next to them."""
+        self.flush()
+        with explained(self.path):
+            ids = [i for (i,) in self._db.execute("SELECT id FROM samples ORDER BY id")]
+            # Before the transaction: SQLite ends one in which it met a damaged page.
+            broken = [sample_id for sample_id in ids if not self._is_whole(sample_id)]
+        with self._transaction():
+            self._db.executemany("DELETE FROM samples WHERE id = ?", [(i,) for i in broken])
+        self._measure()
+        return len(broken)
+
+    def _is_whole(self, sample_id: int) -> bool:
+        try:
+            self._load(sample_id)
+        except HistoryError:
+            return False
+        return True
+
+    def compact(self) -> None:
+        """Give the space of deleted samples back to the file system; takes as much space again while it runs."""
+        self.flush()
+        with explained(self.path):
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def restore(self, step: int, mode: str = "all", identity: dict[str, str] | None = None) -> list[str]:
+        """Bring back the state after training step `step`, 0 for the state before the first; returns what to tell.
+
+        Samples written later stay in the file as abandoned: never drawn, but there for `r3 history export`.
+
+        Args:
+            mode: `all`, `statistics` (no samples; every attempt in the file counts, as if made by `step`) or `none`.
+            identity: tokenizer, model and limits of this run; compared with those the samples were stored under.
+
+        Raises:
+            HistoryError: `all`, but that state is not in the file, or its tokens are of another tokenizer.
+        """
+        self.flush()
+        identity = identity or {}
+        with explained(self.path):
+            told = self._compare(identity, mode)
+            if mode == "all":
+                self._check_restorable(step)
+        with self._transaction():
+            if mode == "all":
+                self._forget_after(step)
+                self._abandon("step > ? AND NOT abandoned", (step,))
+                self._db.execute("UPDATE samples SET evicted = NULL WHERE evicted > ? AND NOT abandoned", (step,))
+                self._db.execute("DELETE FROM pins WHERE step > ?", (step,))
+            else:
+                self._abandon("evicted IS NULL OR NOT abandoned", ())
+                self._db.execute("DELETE FROM pins")
+                totals = self._totals(step) if mode == "statistics" else []
+                self._forget_after(-1)
+                self._count_rows(totals)
+            self._db.execute("INSERT OR IGNORE INTO pins VALUES (?)", (step,))
+            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", sorted(identity.items()))
+        self._measure()
+        return told + [f"{self.size()} samples, {self._abandoned} abandoned ones, restored to step {step} ({mode})"]
+
+    def _compare(self, identity: dict[str, str], mode: str) -> list[str]:
+        told = []
+        for key, stored in self._db.execute("SELECT key, value FROM meta ORDER BY key"):
+            current = identity.get(key, stored)
+            if current == stored:
+                continue
+            if key == "tokenizer" and mode == "all":
+                raise HistoryError(
+                    f"history {self.path}: its tokens are of another tokenizer ({stored}) than the model's "
+                    f"({current}); set algorithm.r3.history.restore=statistics to keep the pass rates only"
+                )
+            told.append(f"{key} changed from {stored} to {current}")
+        return told
+
+    def _check_restorable(self, step: int) -> None:
+        [(last,)] = self._db.execute("SELECT coalesce(max(step), 0) FROM steps")
+        if step != last and step not in self.pinned():
+            state = f"ends at step {last}" if step > last else f"can go back to steps {self.pinned()}"
+            raise HistoryError(
+                f"history {self.path}: the checkpoint is of step {step}, but the history {state}; put the right file "
+                "back, or set algorithm.r3.history.restore to statistics or none for a start without its samples"
+            )
+
+    def _totals(self, step: int) -> list[tuple]:
+        return self._db.execute(
+            "SELECT query_id, variant, ?, sum(attempts), sum(successes), sum(truncated) FROM statistics "
+            "GROUP BY query_id, variant",
+            (step,),
+        ).fetchall()
+
+    def _forget_after(self, step: int) -> None:
+        for table in ("statistics", "steps", "replays"):
+            self._db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+
+    def _abandon(self, where: str, values: tuple) -> None:
+        self._db.execute(f"UPDATE samples SET evicted = step, abandoned = 1 WHERE {where}", values)
+
+    # the whole
+
+    def _measure(self) -> None:
+        with explained(self.path):
+            [(self.live_bytes,)] = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM samples WHERE evicted IS NULL")
+            [(self.spare_bytes, self._abandoned)] = self._db.execute(
+                "SELECT coalesce(sum(bytes), 0), coalesce(sum(abandoned), 0) FROM samples WHERE evicted IS NOT NULL"
+            )
+
+    def meta(self) -> dict[str, str]:
+        """Tokenizer, model and limits that the samples were stored under; empty before the first run."""
+        return dict(self._db.execute("SELECT key, value FROM meta"))
 
     def size(self) -> int:
         """Number of samples that can be drawn."""
-        return self._db.execute("SELECT count(*) FROM samples WHERE evicted IS NULL").fetchone()[0]
+        self.flush()
+        with explained(self.path):
+            return self._db.execute("SELECT count(*) FROM samples WHERE evicted IS NULL").fetchone()[0]
 
     def close(self) -> None:
-        self._db.close()
+        """Wait for the last write and let go of the file."""
+        try:
+            self.flush()
+        finally:
+            self._writer.shutdown()
+            self._db.close()
+            self._lock.release()
+
+
+def select(rows: list[tuple], k: int, rng: random.Random, selection: str, near_length: float) -> list[tuple]:
+    """`k` of the rows (id, length, step, entropy, ...), which are ordered by id; see `History.draw`."""
+    if selection == "uniform":
+        return rng.sample(rows, min(k, len(rows)))
+    order = {
+        "newest": lambda row: (-row[2], -row[0]),
+        "shortest": lambda row: row[1],
+        "nearest_length": lambda row: abs(row[1] - near_length),
+        "lowest_entropy": lambda row: float("inf") if row[3] is None else row[3],
+    }[selection]
+    return sorted(rows, key=order)[:k]
+
+
+def damaged(sample: str | int, path: str) -> HistoryError:
+    return HistoryError(f"history {path}: sample {sample} is damaged; run `r3 history prune --damaged`")
+
+
+def decode(row: tuple, sample_id: int, path: str) -> Sample:
+    """The sample of a row (query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens,
+    log_probs); raises HistoryError unless its checksum and its lengths fit."""
+    *columns, checksum, tokens, log_probs = row
+    query_id, variant, correct, truncated, score, length, _, step = columns
+    try:
+        if checksum != history_file.checksum_of(tuple(columns), tokens, log_probs):
+            raise ValueError("the checksum does not fit")
+        ids = history_file.unpack_tokens(tokens, length)
+        if log_probs is not None and len(log_probs) != 2 * length:
+            raise ValueError(f"{len(log_probs)} bytes do not hold {length} log-probs")
+    except (TypeError, ValueError) as error:  # TypeError: something else in place of the bytes
+        raise damaged(f"{sample_id} of query {query_id}", path) from error
+    return Sample(
+        query_id=query_id,
+        tokens=ids,
+        correct=bool(correct),
+        score=score,
+        truncated=bool(truncated),
+        step=step,
+        variant=variant,
+        log_probs=None if log_probs is None else np.frombuffer(log_probs, dtype="<f2").astype(np.float32),
+        id=sample_id,
+    )
+
+
+def tokenizer_fingerprint(tokenizer) -> str:
+    """Equal for tokenizers whose ids mean the same: size and hash of the vocabulary."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return f"{len(vocabulary)} tokens {hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:12]}"

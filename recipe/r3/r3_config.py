@@ -24,6 +24,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from verl.base_config import BaseConfig
 
+from .history import SELECTIONS
+
 
 def require(ok: bool, key: str, rule: str, value: Any) -> None:
     """Raise ValueError("<full key> must <rule>, got <value>") unless `ok`."""
@@ -45,8 +47,17 @@ class HistoryConfig(BaseConfig):
     """SQLite file of the sample buffer, one trainer per file. r3_trainer.yaml puts it beside the checkpoints."""
     max_per_outcome: int = 16
     """[U] Stored trajectories kept per query and outcome (correct, wrong); the oldest leave first. Statistics stay."""
+    max_gib: float = 32.0
+    """[U] Stored trajectories, GiB. Past that a seeded lottery decides, sparing the last one of a query and outcome."""
+    restore: str = "all"
+    """What a start from a checkpoint brings back: `all` (the exact state), `statistics` (pass rates, no samples) or
+    `none`. Acts at every start: set it back to `all` once training goes on, or the next resume empties it again."""
 
     def __post_init__(self):
+        ok = _is_number(self.max_gib) and self.max_gib > 0
+        require(ok, "history.max_gib", "be > 0", self.max_gib)
+        names = ("all", "statistics", "none")
+        require(self.restore in names, "history.restore", f"be one of {names}", self.restore)
         require(isinstance(self.path, str) and self.path != "", "history.path", "be a file path", self.path)
         require(_is_count(self.max_per_outcome, 1), "history.max_per_outcome", "be at least 1", self.max_per_outcome)
 
@@ -62,7 +73,12 @@ class ReplayConfig(BaseConfig):
     epsilon: float = 1e-6
     """[U] The paper's lambda in eq. (3), for the same groups. verl's GRPO, and so any other group, uses 1e-6."""
     selection: str = "uniform"
-    """[U] Which stored trajectories: `uniform` (seeded, without replacement), `newest` or `shortest`."""
+    """[U] Which stored trajectories: `uniform` (seeded, without replacement), `newest`, `shortest`, `nearest_length`
+    (to the group's mean) or `lowest_entropy` (mean of -log_prob when it was generated)."""
+    max_age: int | None = None
+    """[U] Oldest trajectory that may be replayed, in training steps. None: any. Statistics do not age."""
+    max_replays: int | None = None
+    """[U] How often one trajectory may be replayed. None: any number of times."""
     correction: str = "current"
     """[U] Denominator of a replayed token's ratio. `current`: the current policy, so the ratio starts at 1.
     `behavior`: the stored log-probs, as truncated weights of algorithm.rollout_correction.rollout_is."""
@@ -75,8 +91,10 @@ class ReplayConfig(BaseConfig):
         require(_is_count(self.k, 1), "replay.k", "be at least 1 (replay.enable=False turns replay off)", self.k)
         require(_is_number(self.alpha) and self.alpha > 0, "replay.alpha", "be > 0", self.alpha)
         require(_is_number(self.epsilon) and self.epsilon > 0, "replay.epsilon", "be > 0", self.epsilon)
-        names = ("uniform", "newest", "shortest")
-        require(self.selection in names, "replay.selection", f"be one of {names}", self.selection)
+        require(self.selection in SELECTIONS, "replay.selection", f"be one of {SELECTIONS}", self.selection)
+        for name in ("max_age", "max_replays"):
+            value = getattr(self, name)
+            require(value is None or _is_count(value, 1), f"replay.{name}", "be at least 1 or null", value)
         names = ("current", "behavior")
         require(self.correction in names, "replay.correction", f"be one of {names}", self.correction)
 
@@ -155,6 +173,10 @@ class R3Config(BaseConfig):
     """Warn after this many steps in a row that had dead groups and rescued none. 0: never."""
     stall_timeout_s: float = 1800.0
     """End the run when no rollout finishes for this many seconds."""
+    rollout_deadline_s: float | None = None
+    """Abort the rollouts that a step still waits for after this many seconds, once one is finished. Their groups train
+    with the finished members, and with replay on, stored trajectories of the query take the place of the others.
+    None: wait."""
     weight_sync_timeout_s: float = 100.0
     """End the run when the rollout servers have not taken new weights after this many seconds. verl waits for ever."""
 
@@ -164,8 +186,23 @@ class R3Config(BaseConfig):
         require(ok, "warn_after_steps", "be a whole number >= 0", self.warn_after_steps)
         ok = _is_number(self.stall_timeout_s) and self.stall_timeout_s > 0
         require(ok, "stall_timeout_s", "be > 0", self.stall_timeout_s)
+        ok = self.rollout_deadline_s is None or (_is_number(self.rollout_deadline_s) and self.rollout_deadline_s > 0)
+        require(ok, "rollout_deadline_s", "be > 0 or null", self.rollout_deadline_s)
         ok = _is_number(self.weight_sync_timeout_s) and self.weight_sync_timeout_s > 0
         require(ok, "weight_sync_timeout_s", "be > 0", self.weight_sync_timeout_s)
+
+
+def describe(r3: R3Config) -> list[str]:
+    """What a run does, a line per mechanism: people ask which probability a replayed token is divided by."""
+    correction = {
+        "current": "the current policy's, so ratios start at 1",
+        "behavior": "those of the policy that wrote it, as truncated weights",
+    }[r3.replay.correction]
+    replay = f"k={r3.replay.k} {r3.replay.selection}, old log-probs of replayed tokens: {correction}"
+    reflection = f"below {r3.reflection.threshold:g} after {r3.reflection.min_attempts} attempts"
+    parts = {"replay": (r3.replay, replay), "reflection": (r3.reflection, reflection)}
+    parts["ranking"] = (r3.ranking, f"of {r3.ranking.scope} rows, at most {r3.ranking.max_reward:g}")
+    return [f"{name} {text if part.enable else 'off'}" for name, (part, text) in parts.items()]
 
 
 def _build(cls: type, node: Any, key: str) -> Any:
@@ -253,6 +290,11 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "algorithm.r3.replay.correction",
             not (r3.replay.enable and r3.replay.correction == "behavior") or bool(rollout.calculate_log_probs),
             "behavior needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",
+        ),
+        (
+            "algorithm.r3.replay.selection",
+            not (r3.replay.enable and r3.replay.selection == "lowest_entropy") or bool(rollout.calculate_log_probs),
+            "lowest_entropy needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",
         ),
         (
             "algorithm.r3.reflection.max_prompt_tokens",

@@ -17,6 +17,7 @@ _next_train_batch     ISR   append reflection prompts of hard queries           
 replay buffer         CCR   append opposing trajectories to dead groups, store   (replay_buffer.py, history.py)
 _compute_advantage    SERR  rank truncated rows of all-wrong groups; eq. (3)     (core_algos.py)
 _update_actor               the configured number of optimizer steps, whatever was appended
+_save_checkpoint            pin the history's state, _load_checkpoint restores it
 """
 
 import logging
@@ -38,11 +39,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug.metrics import calculate_debug_metrics
 
 from . import core_algos
-from .history import History
+from .history import History, tokenizer_fingerprint
 from .metrics import DeadGroupAlarm, group_ledger, series_metrics
-from .r3_config import validate_r3_config
+from .off_policy import off_policy_metrics
+from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
 from .replay_buffer import CrossContextReplayMixin, dead_outcome, groups_of, is_fresh, rows_of
+from .resume import resume_step
+from .straggler import AbortMarkingClient
 from .watchdog import WorkerWatch, deadline
 
 logger = logging.getLogger(__name__)
@@ -55,7 +59,8 @@ class R3Trainer(PPOTrainerSync):
 
     def __init__(self, config: DictConfig):
         self.r3 = validate_r3_config(config)
-        self.history = History(self.r3.history.path, self.r3.history.max_per_outcome)
+        bounds = self.r3.history.max_per_outcome, int(self.r3.history.max_gib * 2**30)
+        self.history = History(self.r3.history.path, *bounds, seed=self.r3.seed)
         self.alarm = DeadGroupAlarm(self.r3.warn_after_steps)
         self.watch = WorkerWatch()
         self.planner: ReflectionPlanner | None = None
@@ -77,8 +82,20 @@ class R3Trainer(PPOTrainerSync):
             max_response_length=self.config.data.max_response_length,
             stall_timeout_s=self.r3.stall_timeout_s,
             check_workers=self.watch.check,
+            rollout_deadline_s=self.r3.rollout_deadline_s,
+            group_size=self.config.actor_rollout_ref.rollout.n,
+            abort_rollouts=self._abort_rollouts,
         )
         return buffer
+
+    def get_llm_client(self):
+        if self.r3.rollout_deadline_s is None:
+            return super().get_llm_client()
+        return self.llm_server_manager.get_client(client_cls=AbortMarkingClient)
+
+    def _abort_rollouts(self) -> None:
+        self.checkpoint_manager.abort_replicas()
+        self.checkpoint_manager.resume_generation_replicas()
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -116,12 +133,34 @@ class R3Trainer(PPOTrainerSync):
             )
 
     def _load_checkpoint(self) -> None:
+        resume_step(self.config.trainer)
         super()._load_checkpoint()
-        dropped = self.history.restore(self.global_steps)
-        logger.info(f"history {self.history.path}: {self.history.size()} samples, {dropped} later ones dropped")
+        identity = {
+            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+            "model": str(self.config.actor_rollout_ref.model.path),
+            "max_per_outcome": str(self.r3.history.max_per_outcome),
+            "max_gib": str(self.r3.history.max_gib),
+        }
+        for line in self.history.restore(self.global_steps, self.r3.history.restore, identity):
+            logger.info(f"history {self.history.path}: {line}")
+
+    def _save_checkpoint(self) -> None:
+        # Before the checkpoint: one whose history could not be written must not come into being.
+        self.history.pin(self.global_steps)
+        super()._save_checkpoint()
+        self.history.unpin(self._is_gone)
+
+    def _is_gone(self, step: int) -> bool:
+        """Whether verl deleted the checkpoint of a step: its settings say so, and there is none here."""
+        trainer = self.config.trainer
+        kept = 1 if trainer.get("remove_previous_ckpt_in_save") else trainer.get("max_actor_ckpt_to_keep")
+        if not kept or step == 0 or step in self.history.pinned()[-kept:]:
+            return False
+        return not os.path.isdir(os.path.join(trainer.default_local_dir, f"global_step_{step}", "actor"))
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
+        logger.info(f"R^3: {'; '.join(describe(self.r3))}")
         self.watch.add(self)
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
@@ -167,10 +206,8 @@ class R3Trainer(PPOTrainerSync):
         """Recompute verl's entropy and rollout metrics on fresh rows, and set the replayed rows' behaviour policy."""
         with_rollout = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         replayed = batch.select_keys([k for k, t in zip(batch.keys, batch.tags, strict=True) if "replay_age" in t])
-        if with_rollout and self.r3.replay.correction == "current":
-            data = tq.kv_batch_get(keys=replayed.keys, partition_id=batch.partition_id, select_fields=["old_log_probs"])
-            data["rollout_log_probs"] = data.pop("old_log_probs")
-            tq.kv_batch_put(keys=replayed.keys, partition_id=batch.partition_id, fields=data)
+        if with_rollout:
+            self._compare_policies(replayed, metrics)
         fields = ["entropy", "response_mask"]
         if with_rollout:
             fields += ["responses", "rollout_log_probs", "old_log_probs"]
@@ -186,6 +223,22 @@ class R3Trainer(PPOTrainerSync):
         ).item()
         if with_rollout:
             metrics.update(calculate_debug_metrics(data))
+
+    def _compare_policies(self, replayed: KVBatchMeta, metrics: dict) -> None:
+        """Measure how far replayed rows are off policy; where they are not corrected for that, call them on policy."""
+        fields = ["old_log_probs", "rollout_log_probs"]
+        data = tq.kv_batch_get(keys=replayed.keys, partition_id=replayed.partition_id, select_fields=fields)
+        rows, known = rows_of(data), [tag["stored_log_probs"] for tag in replayed.tags]
+        compared = [row for row, is_known in zip(rows, known, strict=True) if is_known]
+        ages = [tag["replay_age"] for tag in replayed.tags if tag["stored_log_probs"]]
+        old, behavior = ([row[field].float() for row in compared] for field in fields)
+        metrics.update(off_policy_metrics(old, behavior, ages))
+        corrected = known if self.r3.replay.correction == "behavior" else [False] * len(rows)
+        columns = ["rollout_log_probs" if is_corrected else "old_log_probs" for is_corrected in corrected]
+        values = [row[column] for row, column in zip(rows, columns, strict=True)]
+        nested = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+        fields = TensorDict({"rollout_log_probs": nested}, batch_size=len(rows))
+        tq.kv_batch_put(keys=replayed.keys, partition_id=replayed.partition_id, fields=fields)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         ranked = self._rank_truncated(batch) if self.r3.ranking.enable else {}
@@ -252,6 +305,8 @@ class R3Trainer(PPOTrainerSync):
             super().on_init_end()
 
     def on_step_end(self) -> None:
+        # The step's samples were written while it trained; a failed write must end the run, after the last step too.
+        self.history.flush()
         with self._weight_sync_deadline():
             super().on_step_end()
 
@@ -265,6 +320,9 @@ class R3Trainer(PPOTrainerSync):
         ]
         super()._compute_metrics(batch.select_keys(plain), metrics, timing_raw, global_steps, epoch)
         metrics.update(series_metrics(batch))
+        metrics["history/write_s"] = self.history.write_seconds
+        metrics["history/wait_s"] = self.history.wait_seconds
+        metrics["history/live_bytes"] = self.history.live_bytes
 
 
 def _outcome_reward(old: torch.Tensor, reward: float) -> torch.Tensor:

@@ -22,12 +22,14 @@ What later stages need to know of a row travels in its TransferQueue tag:
     group     query id                     correct    answer correct
     variant   plain | reflection           truncated  response hit the limit
     score     reward before any ranking    replay_age steps since a replayed row was generated; absent on fresh rows
+                                           stored_log_probs  whether its behaviour log-probs are known
 """
 
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import transfer_queue as tq
@@ -40,6 +42,15 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from .core_algos import REPLAY_MARK
 from .history import PLAIN, REFLECTION, History, Sample
 from .r3_config import ReplayConfig
+from .straggler import ABORTED
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Stored samples that join a group: `positions` are the batch positions of its rows."""
+
+    positions: list[int]
+    samples: list[Sample]
 
 
 def is_fresh(tag: dict) -> bool:
@@ -81,6 +92,9 @@ class CrossContextReplayMixin:
         max_response_length: int,
         stall_timeout_s: float,
         check_workers: Callable[[], None],
+        rollout_deadline_s: float | None = None,
+        group_size: int = 0,
+        abort_rollouts: Callable[[], None] | None = None,
     ) -> None:
         """Give the buffer what verl's constructor does not pass.
 
@@ -89,6 +103,9 @@ class CrossContextReplayMixin:
             max_response_length: stored responses longer than this are passed over.
             stall_timeout_s: longest wait for a rollout to finish anywhere before the run is ended.
             check_workers: raises when a process that takes part in the rollout is gone.
+            rollout_deadline_s: seconds from the start of a collection to calling `abort_rollouts`; None: never.
+            group_size: members of a group when none was aborted.
+            abort_rollouts: makes the rollout servers return what they are generating.
         """
         self.history = history
         self.replay = replay
@@ -96,25 +113,38 @@ class CrossContextReplayMixin:
         self.max_response_length = max_response_length
         self.stall_timeout_s = stall_timeout_s
         self.check_workers = check_workers
+        self.rollout_deadline_s = rollout_deadline_s
+        self.group_size = group_size
+        self.abort_rollouts = abort_rollouts
         self.poll_interval = self.sampler_kwargs.get("poll_interval", self.poll_interval)
         self.reflection_groups = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """verl's `sample`, then replay. Validation passes through untouched."""
-        self._last_progress, self._last_counts = time.monotonic(), None
+        self._began = self._last_progress = time.monotonic()
+        self._last_counts = None
         if partition_id != "train":
             return super().sample(global_steps, partition_id, batch_size)
         # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
         batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
-        samples = self._describe(batch, global_steps)
-        if self.replay.enable:
-            batch = self._append_replays(batch, global_steps)
-        self.history.add(samples, global_steps)
+        rows = len(batch)
+        batch, samples = self._describe(batch, global_steps)
+        if self.rollout_deadline_s is not None:
+            metrics["rollout/aborted_rows"] = rows - len(batch)
+        replays = self._draw(batch, global_steps) if self.replay.enable else []
+        if replays:
+            batch = self._append(batch, replays, global_steps)
+        drawn = [(sample, batch.tags[r.positions[0]]["variant"]) for r in replays for sample in r.samples]
+        self.history.add(samples, global_steps, drawn)
         return batch, metrics
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         """verl polls for ever; a dead worker or a rollout that stopped moving must end the run instead."""
         self.check_workers()
+        if partition_id == "train" and self.rollout_deadline_s is not None and self.partitions[partition_id]:
+            # Only once something is finished: a step without any row cannot train.
+            if time.monotonic() - self._began > self.rollout_deadline_s:
+                self.abort_rollouts()
         counts = (len(self.partitions[partition_id]), len(self.finished_keys[partition_id]))
         if counts != self._last_counts:
             self._last_counts, self._last_progress = counts, time.monotonic()
@@ -125,12 +155,16 @@ class CrossContextReplayMixin:
             )
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
-    def _describe(self, batch: KVBatchMeta, step: int) -> list[Sample]:
-        """Tag every fresh row with what the later stages read, and return the rows as history samples."""
+    def _describe(self, batch: KVBatchMeta, step: int) -> tuple[KVBatchMeta, list[Sample]]:
+        """The batch without its aborted rows, every row tagged with what the later stages read, and its samples."""
         fields = ["query_id", "responses", "rm_scores", "extra_fields", "rollout_log_probs"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        samples = []
-        for tag, row in zip(batch.tags, rows_of(data), strict=True):
+        samples, finished, aborted = [], [], []
+        for key, tag, row in zip(batch.keys, batch.tags, rows_of(data), strict=True):
+            if row["extra_fields"].get(ABORTED, False):
+                aborted.append(key)
+                continue
+            finished.append(key)
             info = _reward_info(row["extra_fields"])
             log_probs = row.get("rollout_log_probs")
             sample = Sample(
@@ -152,24 +186,27 @@ class CrossContextReplayMixin:
             )
             if len(sample.tokens):
                 samples.append(sample)
+        if aborted:
+            tq.kv_clear(keys=aborted, partition_id=batch.partition_id)
+            batch = batch.select_keys(finished)
+        assert finished, "rollouts are aborted only once one is finished"
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, tags=batch.tags)
-        return samples
+        return batch, samples
 
-    def _append_replays(self, batch: KVBatchMeta, step: int) -> KVBatchMeta:
-        """`batch` with the replayed rows of its dead groups behind the fresh ones."""
-        drawn = self._draw(batch, step)
-        if not drawn:
-            return batch
-        first_keys = [batch.keys[positions[0]] for positions, _ in drawn]
+    def _append(self, batch: KVBatchMeta, replays: list[Replay], step: int) -> KVBatchMeta:
+        """`batch` with the replayed rows behind the fresh ones."""
+        first_keys = [batch.keys[replay.positions[0]] for replay in replays]
         templates = rows_of(tq.kv_batch_get(keys=first_keys, partition_id=batch.partition_id))
         keys, tags, rows = [], [], []
-        for (positions, samples), template in zip(drawn, templates, strict=True):
-            uid = group_of(batch.keys[positions[0]])
-            session = 1 + max(int(batch.keys[position].split("_")[1]) for position in positions)
-            for offset, sample in enumerate(samples):
+        for replay, template in zip(replays, templates, strict=True):
+            first = replay.positions[0]
+            uid = group_of(batch.keys[first])
+            # Above every session of the group, those of aborted members included.
+            session = max(self.group_size, 1 + max(int(batch.keys[p].split("_")[1]) for p in replay.positions))
+            for offset, sample in enumerate(replay.samples):
                 keys.append(f"{uid}_{session + offset}_0")
                 rows.append(replayed_row(template, sample, uid, session + offset))
-                tags.append(replayed_tag(batch.tags[positions[0]], sample, rows[-1], step))
+                tags.append(replayed_tag(batch.tags[first], sample, rows[-1], step))
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=tags)
         return KVBatchMeta(
             partition_id=batch.partition_id,
@@ -178,28 +215,46 @@ class CrossContextReplayMixin:
             extra_info=batch.extra_info,
         )
 
-    def _draw(self, batch: KVBatchMeta, step: int) -> list[tuple[list[int], list[Sample]]]:
-        """(row positions, opposing samples) of every dead group for which the history holds some."""
+    def _draw(self, batch: KVBatchMeta, step: int) -> list[Replay]:
+        """Opposing samples for every dead group and, where members were aborted, samples in their place."""
         rng = random.Random(f"{self.seed}/replay/{step}")
-        drawn = []
+        replays, drawn = [], Counter()
         # Ordered by query id: uids are random, and drawing in their order would make equal runs differ.
         for positions in sorted(groups_of(batch).values(), key=lambda positions: _order(batch.tags[positions[0]])):
-            reflected = batch.tags[positions[0]]["variant"] == REFLECTION
-            outcome = dead_outcome([batch.tags[position] for position in positions])
-            if outcome is None or (reflected and not self.replay.reflection_groups):
+            tags = [batch.tags[position] for position in positions]
+            if tags[0]["variant"] == REFLECTION and not self.replay.reflection_groups:
                 continue
-            samples = self.history.draw(
-                batch.tags[positions[0]]["group"],
-                correct=not outcome,
-                k=self.replay.k,
-                rng=rng,
-                variants=(PLAIN, REFLECTION) if reflected or self.replay.reflected_to_plain else (PLAIN,),
-                selection=self.replay.selection,
-                max_length=self.max_response_length,
-            )
+            outcome = dead_outcome(tags)
+            samples = [] if outcome is None else self._draw_for(tags, not outcome, self.replay.k, rng, step, drawn)
+            missing = max(0, self.group_size - len(positions)) if self.rollout_deadline_s is not None else 0
+            if missing > len(samples):
+                others = self._draw_for(tags, None, missing, rng, step, drawn)
+                known = {sample.id for sample in samples}
+                samples += [other for other in others if other.id not in known][: missing - len(samples)]
+            drawn.update(sample.id for sample in samples)
             if samples:
-                drawn.append((positions, samples))
-        return drawn
+                replays.append(Replay(positions, samples))
+        return replays
+
+    def _draw_for(
+        self, tags: list[dict], correct: bool | None, k: int, rng: random.Random, step: int, drawn: Counter
+    ) -> list[Sample]:
+        """At most `k` stored samples with that outcome for the group of these tags, by `algorithm.r3.replay`."""
+        replay = self.replay
+        reflected = tags[0]["variant"] == REFLECTION or replay.reflected_to_plain
+        return self.history.draw(
+            tags[0]["group"],
+            correct,
+            k,
+            rng,
+            variants=(PLAIN, REFLECTION) if reflected else (PLAIN,),
+            selection=replay.selection,
+            max_length=self.max_response_length,
+            min_step=0 if replay.max_age is None else step - replay.max_age,
+            max_replays=replay.max_replays,
+            replays=drawn,
+            near_length=sum(tag["response_len"] for tag in tags) / len(tags),
+        )
 
 
 def rows_of(data: TensorDict) -> list[dict]:
@@ -253,6 +308,7 @@ def replayed_tag(fresh: dict, sample: Sample, row: dict, step: int) -> dict:
         "truncated": sample.truncated,
         "score": sample.score,
         "replay_age": step - sample.step,
+        "stored_log_probs": sample.log_probs is not None,
     }
 
 

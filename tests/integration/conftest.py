@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -48,6 +49,20 @@ class Run:
         return self.output[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
 
 
+def weights(run: Run, step: int) -> dict:
+    """The checkpoint's tensors by name."""
+    [file] = (run.folder / "checkpoints" / f"global_step_{step}" / "actor").glob("model_world_size_1_rank_0.pt")
+    values = torch.load(file, weights_only=False)
+    return {name: v.to_local() if hasattr(v, "to_local") else v for name, v in values.items()}
+
+
+def assert_equal_weights(expected: Run, actual: Run, step: int) -> None:
+    theirs, ours = weights(expected, step), weights(actual, step)
+    assert theirs.keys() == ours.keys()
+    for name, value in theirs.items():
+        assert torch.equal(value, ours[name]), name
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> Path:
     """Model and data of the embedded profile, warm-started just enough to have right and wrong answers."""
@@ -58,7 +73,7 @@ def command(method: str, outputs: Path, name: str, cache: Path, *overrides: str)
     return [
         *(sys.executable, "-m", "r3_ext.cli", "run", "--profile", "embedded", "--method", method),
         *("--outputs", str(outputs), "--experiment", "test", "--run", name),
-        *("--cache", str(cache), "--warm-start-seconds", "15"),
+        *("--cache", str(cache), "--warm-start-steps", "250"),
         *SMALL,
         *overrides,
     ]

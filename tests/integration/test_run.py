@@ -1,10 +1,10 @@
 """The real command end to end: every mechanism in the ledger, the run folder, validation, two ranks, bad ends."""
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -77,6 +77,34 @@ def test_two_ranks_and_two_rollout_replicas(train):
     assert all(row["training/rollout_actor_probs_pearson_corr"] > 0.99 for row in run.rows)
 
 
+@pytest.fixture(scope="module")
+def off_policy(train):
+    """Rollouts cut off at a deadline, and replayed rows corrected by their stored log-probs."""
+    return train(
+        *("r3", "off_policy", "algorithm.r3.rollout_deadline_s=0.01", "algorithm.r3.reflection.enable=False"),
+        *("algorithm.r3.replay.correction=behavior", "algorithm.rollout_correction.rollout_is=token"),
+    )
+
+
+def test_stragglers_are_aborted_at_the_deadline_and_the_history_fills_the_gap(off_policy):
+    assert len(off_policy.rows) == 3
+    for row in off_policy.rows:
+        assert row["rollout/aborted_rows"] + row["fresh/rows"] == 64 and row["fresh/rows"] > 0
+    assert sum(row["rollout/aborted_rows"] for row in off_policy.rows) > 0
+    assert sum(row["replay/rows"] for row in off_policy.rows[1:]) > 0
+
+
+def test_replayed_rows_are_corrected_by_their_stored_log_probs_and_the_start_says_so(off_policy):
+    assert "those of the policy that wrote it, as truncated weights" in off_policy.output.replace("\n", " ")
+    replaying = [row for row in off_policy.rows if row["replay/rows"]]
+    shares = ("below_0.5", "0.5_to_0.8", "0.8_to_1.25", "1.25_to_2", "above_2")
+    for row in replaying:
+        assert sum(row[f"replay/ratio/{share}"] for share in shares) == pytest.approx(1)
+        assert 0 < row["replay/ess/all"] <= 1
+    # The weights moved since. With `current` only the rounding between vLLM and the actor would be left, below 0.001.
+    assert any(row["rollout_corr/rollout_is_std"] > 0.01 for row in replaying)
+
+
 def start(tmp_path, cache, name, *overrides) -> tuple[subprocess.Popen, Path]:
     """A run in the background, returned once it has trained two steps."""
     log = open(tmp_path / "output", "w")
@@ -95,13 +123,14 @@ def start(tmp_path, cache, name, *overrides) -> tuple[subprocess.Popen, Path]:
     raise AssertionError("no step within 300 s: " + (tmp_path / "output").read_text()[-3000:])
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def traces() -> set[str]:
+    """What a run puts outside its folder: shared memory and its sockets' folder."""
+    return {str(path) for path in (*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("r3-*"))}
 
 
 @pytest.mark.parametrize("victim", ["VLLM::EngineCore", "ray::WorkerDict", "ctrl-c"])
 def test_a_broken_run_ends_within_two_minutes_and_leaves_nothing(tmp_path, cache, train, victim):
-    before = shared_memory()
+    before = traces()
     process, folder = start(tmp_path, cache, "broken")
     descendants = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
@@ -116,5 +145,4 @@ def test_a_broken_run_ends_within_two_minutes_and_leaves_nothing(tmp_path, cache
     assert json.loads((folder / "summary.json").read_text())["exit_code"] == code
     _, alive = psutil.wait_procs(descendants, timeout=5)
     assert not alive
-    assert shared_memory() - before == set()
-    assert not [name for name in os.listdir("/tmp") if name.startswith("r3-") and name not in before]
+    assert traces() - before == set()

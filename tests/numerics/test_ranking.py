@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from recipe.r3.core_algos import structural_entropies, structural_entropy_ranking_reward
+from recipe.r3.core_algos import BLOCK_ROWS, structural_entropies, structural_entropy_ranking_reward
 
 
 def random_group(seed: int, rows: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,6 +21,16 @@ def random_group(seed: int, rows: int | None = None) -> tuple[torch.Tensor, torc
     if seed % 2 and rows > 2:
         entropy[1], mask[1] = entropy[0], mask[0]
     return entropy.masked_fill(~mask, torch.nan), mask.long()
+
+
+def scattered_group(seed: int, rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Most tokens nearly certain, as in a language model; any may be masked, and those hold NaN and infinities."""
+    generator = torch.Generator().manual_seed(seed)
+    entropy = (torch.rand(rows, tokens, generator=generator, dtype=torch.float64) ** 6 * 4).to(dtype)
+    mask = torch.rand(rows, tokens, generator=generator) < torch.rand(rows, 1, generator=generator)
+    mask[:, 0] = True
+    junk = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=dtype).repeat(tokens)[:tokens]
+    return torch.where(mask, entropy, junk), mask.long()
 
 
 def rows_with(peak: list[float], mean: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,6 +195,49 @@ def test_half_precision_entropies_of_a_long_response_are_averaged_in_full_precis
     torch.testing.assert_close(peak_N.double(), entropy.double().topk(1638).values.mean(dim=1), atol=1e-5, rtol=0)
 
 
+def test_masked_tokens_within_a_row_do_not_matter_whatever_they_hold():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        entropy, mask = scattered_group(0, rows=5, tokens=200, dtype=dtype)
+        for row, kept in zip(entropy, mask.bool(), strict=True):
+            peak_N, global_N = structural_entropies(row[kept].unsqueeze(0), torch.ones(1, kept.sum()), 0.2)
+            padded_peak_N, padded_global_N = structural_entropies(row.unsqueeze(0), kept.unsqueeze(0), 0.2)
+            torch.testing.assert_close(padded_peak_N, peak_N, rtol=1e-14, atol=0)
+            torch.testing.assert_close(padded_global_N, global_N, rtol=1e-14, atol=0)
+
+
+def test_entropies_that_rounding_left_below_zero_are_not_confused_with_padding():
+    entropy = torch.tensor([[-2e-7, -1e-7, -4e-7, 0, 0], [-2e-7, -1e-7, -4e-7, -3e-7, -5e-7]])
+    peak_N, global_N = structural_entropies(entropy, torch.tensor([[1, 1, 1, 0, 0], [1] * 5]), 0.7)
+    assert peak_N.tolist() == pytest.approx([-1.5e-7, -2e-7]) and global_N.tolist() == pytest.approx([-7e-7 / 3, -3e-7])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_rows_with_the_same_tokens_tie_wherever_they_stand_and_in_whatever_order(ragged):
+    # more rows than are reduced at a time; each is one of three, some with their tokens in another order
+    generator = torch.Generator().manual_seed(0)
+    tokens, rows = 3000, 2 * BLOCK_ROWS + 1
+    distinct = torch.rand(3, tokens, generator=generator) + 0.01
+    kind_N = torch.arange(rows) % 3
+    entropy = distinct[kind_N]
+    length_N = torch.tensor([tokens, tokens // 2, tokens // 3])[kind_N] if ragged else torch.full((rows,), tokens)
+    for row in range(0, rows, 2):
+        length = int(length_N[row])
+        entropy[row, :length] = entropy[row, torch.randperm(length, generator=generator)]
+    mask = torch.arange(tokens) < length_N.unsqueeze(-1)
+    rewards = structural_entropy_ranking_reward(entropy, mask, 0.2, 0.5)
+    for kind in range(3):
+        assert len(set(rewards[kind_N == kind].tolist())) == 1
+
+
+def test_identical_rows_tie_where_their_number_leaves_one_beyond_the_rows_that_are_reduced_at_a_time():
+    # entropies in double: their sums are rounded, and torch may split the sum of a lone long row among threads
+    mask = torch.ones(BLOCK_ROWS + 1, 40_000)
+    for seed in range(4):
+        row = torch.rand(1, 40_000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        peak_N, global_N = structural_entropies(row.expand_as(mask), mask, 0.2)
+        assert len(set(peak_N.tolist())) == len(set(global_N.tolist())) == 1
+
+
 # (d) a slow loop written from the paper
 
 
@@ -196,6 +249,28 @@ def test_agrees_with_a_loop_over_pairs_of_rows(top_ratio, max_reward):
         assert rewards.tolist() == pytest.approx(slow_rewards(entropy, mask, top_ratio, max_reward), abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_agrees_with_the_loop_on_more_rows_than_are_reduced_at_a_time(dtype):
+    entropy, mask = scattered_group(1, rows=2 * BLOCK_ROWS + 1, tokens=150, dtype=dtype)
+    rewards = structural_entropy_ranking_reward(entropy, mask, 0.2, 0.5)
+    assert rewards.tolist() == pytest.approx(slow_rewards(entropy, mask, 0.2, 0.5), abs=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [[40_000] * 4, [40_000, 1, 39_999, 4]])
+def test_agrees_with_the_loop_on_very_long_rows(lengths):
+    entropy, _ = scattered_group(2, rows=4, tokens=40_000, dtype=torch.float32)
+    entropy = entropy.nan_to_num(0.5, posinf=0.25, neginf=0.125)
+    mask = torch.arange(40_000) < torch.tensor(lengths).unsqueeze(-1)
+    expected = [
+        slow_entropies(row[:length], 0.2) for row, length in zip(entropy.double().tolist(), lengths, strict=True)
+    ]
+    peak_N, global_N = structural_entropies(entropy, mask, 0.2)
+    assert peak_N.tolist() == pytest.approx([peak for peak, _ in expected], rel=1e-12)
+    assert global_N.tolist() == pytest.approx([mean for _, mean in expected], rel=1e-12)
+    rewards = structural_entropy_ranking_reward(entropy, mask, 0.2, 0.5)
+    assert rewards.tolist() == pytest.approx(slow_rewards(entropy, mask, 0.2, 0.5))
+
+
 # errors
 
 
@@ -205,6 +280,22 @@ def test_non_finite_entropy_names_the_row(value):
     entropy[1, 2] = value
     with pytest.raises(ValueError, match="non-finite token entropy in row 1"):
         structural_entropy_ranking_reward(entropy, torch.ones(3, 4), 0.2, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_non_finite_entropy_names_the_row_in_a_large_group_with_other_values_in_the_padding(dtype):
+    entropy, mask = scattered_group(3, rows=3 * BLOCK_ROWS, tokens=20, dtype=dtype)
+    structural_entropies(entropy, mask, 0.2)
+    row = BLOCK_ROWS + 5
+    entropy[row, :2], mask[row, :2] = torch.tensor([torch.inf, -torch.inf]), 1  # their sum is no infinity but NaN
+    entropy[row + BLOCK_ROWS, 0] = torch.nan
+    with pytest.raises(ValueError, match=f"non-finite token entropy in row {row}$"):
+        structural_entropies(entropy, mask, 0.2)
+
+
+def test_rows_of_no_width_have_no_token():
+    with pytest.raises(ValueError, match="no unmasked token in row 0"):
+        structural_entropies(torch.ones(2, 0), torch.ones(2, 0), 0.2)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

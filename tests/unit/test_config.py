@@ -13,11 +13,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.utils.config import omega_conf_to_dataclass
 
 from recipe.r3 import r3_config
+from recipe.r3.history import SELECTIONS
 from recipe.r3.r3_config import (
     HistoryConfig,
     R3Config,
     ReflectionConfig,
     ReplayConfig,
+    describe,
     load_r3_config,
     validate_r3_config,
 )
@@ -88,6 +90,19 @@ def test_the_shipped_configuration_is_valid(shipped):
     assert validate_r3_config(shipped) == load_r3_config(shipped)
 
 
+def test_the_order_of_the_problems_is_seeded(shipped):
+    """verl's own default draws another order at every start, and a resumed run would see other batches."""
+    assert shipped.data.seed == shipped.algorithm.r3.seed == 0
+
+
+def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with_settings):
+    replay, reflection, ranking = describe(load_r3_config(with_settings({"algorithm.r3.reflection.enable": False})))
+    assert "k=1 uniform, old log-probs of replayed tokens: the current policy's" in replay
+    assert reflection == "reflection off" and "ranking of truncated rows" in ranking
+    lines = describe(load_r3_config(with_settings(BEHAVIOR)))
+    assert "truncated weights" in lines[0] and max(map(len, lines)) <= 120
+
+
 # values out of range
 
 
@@ -107,7 +122,12 @@ def test_the_shipped_configuration_is_valid(shipped):
         ("replay.alpha", float("inf"), "be > 0"),
         ("replay.epsilon", 0.0, "be > 0"),
         ("replay.epsilon", -1e-6, "be > 0"),
-        ("replay.selection", "best", "be one of ('uniform', 'newest', 'shortest')"),
+        ("history.max_gib", 0, "be > 0"),
+        ("history.restore", True, "be one of ('all', 'statistics', 'none')"),
+        ("replay.selection", "best", f"be one of {SELECTIONS}"),
+        ("replay.max_age", 0, "be at least 1 or null"),
+        ("replay.max_replays", 1.5, "be at least 1 or null"),
+        ("rollout_deadline_s", 0, "be > 0 or null"),
         ("replay.correction", None, "be one of ('current', 'behavior')"),
         ("reflection.threshold", 0, "be in (0, 1]"),
         ("reflection.threshold", 1.1, "be in (0, 1]"),
@@ -152,6 +172,9 @@ def test_a_bad_value_is_refused_with_its_full_key_and_the_rule(with_settings, ke
         ("replay.k", 1),
         ("replay.alpha", 1e-3),
         ("replay.alpha", 2),
+        ("replay.max_age", 1),
+        ("replay.max_replays", None),
+        ("rollout_deadline_s", 0.5),
         ("reflection.threshold", 1),
         ("reflection.min_attempts", 1),
         ("reflection.max_fraction", 1.0),
@@ -213,6 +236,13 @@ COMBINATIONS = [
     (
         {**BEHAVIOR, "actor_rollout_ref.rollout.calculate_log_probs": False},
         "algorithm.r3.replay.correction: .*set actor_rollout_ref.rollout.calculate_log_probs=True",
+    ),
+    (
+        {
+            "algorithm.r3.replay.selection": "lowest_entropy",
+            "actor_rollout_ref.rollout.calculate_log_probs": False,
+        },
+        "algorithm.r3.replay.selection: .*set actor_rollout_ref.rollout.calculate_log_probs=True",
     ),
     (
         {"algorithm.r3.reflection.max_prompt_tokens": 513},

@@ -287,10 +287,14 @@ class TestOutput:
         (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
         assert only(doctor.check_output(config), OK).found.endswith("resumes after step 20")
 
+    def test_says_what_a_network_file_system_means_for_the_history(self, config, monkeypatch):
+        monkeypatch.setattr("recipe.r3.history_file.network_file_system", lambda path: "nfs4")
+        assert "nobody can read it" in only(doctor.check_output(config), WARN).advice
+
     def test_disk_counts_checkpoints_and_history(self, config, model, monkeypatch):
         parameters = doctor.model_architecture(config).parameters
         config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 1, 3
-        history = 100 * 16 * 4 * 96 * 8
+        history = 100 * 16 * 4 * 96 * 6
         needed = 3 * 12 * parameters + history
         for free, level in ((needed + GIB, OK), (needed - 1, FAIL)):
             monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))

@@ -34,6 +34,7 @@ from recipe.r3.replay_buffer import (
     replayed_tag,
     rows_of,
 )
+from recipe.r3.straggler import ABORTED
 
 N = 3
 """Responses per prompt."""
@@ -286,6 +287,7 @@ def test_a_replayed_tag_describes_the_stored_response_and_its_age():
         **{"group": "q", "variant": PLAIN, "global_steps": 7},
         **{"prompt_len": 3, "response_len": 4, "seq_len": 7},
         **{"correct": True, "truncated": False, "score": 1.75, "replay_age": 4},
+        "stored_log_probs": True,
     }
     assert fresh["response_len"] == 2 and "replay_age" not in fresh
 
@@ -356,9 +358,10 @@ def history(tmp_path):
 def make_buffer(transfer_queue, history):
     """make_buffer(stall_timeout_s, check_workers, **replay settings); the queue is emptied afterwards."""
 
-    def make(stall_timeout_s: float = 30.0, check_workers=lambda: None, **replay) -> R3ReplayBuffer:
+    def make(stall_timeout_s: float = 30.0, check_workers=lambda: None, abort=None, **replay) -> R3ReplayBuffer:
         buffer = R3ReplayBuffer("sync", {}, None, "drop", OmegaConf.create({"poll_interval": 0.02}))
-        buffer.attach(history, ReplayConfig(**replay), 0, 100, stall_timeout_s, check_workers)
+        deadline = {"rollout_deadline_s": 0.1, "group_size": N, "abort_rollouts": abort} if abort else {}
+        buffer.attach(history, ReplayConfig(**replay), 0, 100, stall_timeout_s, check_workers, **deadline)
         return buffer
 
     yield make
@@ -379,7 +382,7 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 def write_group(query, outcomes, step, partition="train", variant=PLAIN, info=None, log_probs=True, length=2) -> str:
-    """A finished prompt with one trajectory per outcome ("right", "wrong" or "cut"); returns its uid.
+    """A finished prompt with one trajectory per outcome ("right", "wrong", "cut" or "aborted"); returns its uid.
 
     Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
     """
@@ -401,6 +404,8 @@ def write_group(query, outcomes, step, partition="train", variant=PLAIN, info=No
         )
         if variant == REFLECTION:
             output.extra_fields["prompt_variant"] = REFLECTION
+        if outcome == "aborted":
+            output.extra_fields[ABORTED] = True
         row = {"uid": uid, "session_id": session, "global_steps": step, "query_id": query, "index": 0}
         row["raw_prompt"] = [{"role": "user", "content": query}]
         asyncio.run(RolloutWorker()._agent_loop_postprocess(output, partition == "val", **row))
@@ -527,6 +532,80 @@ def test_dead_reflection_groups_can_be_left_alone(make_buffer, history, allowed)
     write_group("q", ("wrong",) * N, step=2, variant=REFLECTION)
     batch, _ = make_buffer(reflection_groups=allowed).sample(2, "train", 1)
     assert len(batch) == N + allowed
+
+
+def test_what_was_replayed_is_logged_and_max_replays_and_max_age_bound_it(make_buffer, history):
+    history.add([stored(correct=True, step=1)], step=1)
+    replayed = []
+    for step in (2, 3, 4):
+        write_group("q", ("wrong",) * N, step)
+        batch, _ = make_buffer(max_replays=2).sample(step, "train", 1)
+        replayed.append(len(batch) - N)
+        finish_step(batch)
+    assert replayed == [1, 1, 0]
+    history.flush()
+    assert history._db.execute("SELECT step, query_id, variant, sample_step, times FROM replays").fetchall() == [
+        (2, "q", PLAIN, 1, 1),
+        (3, "q", PLAIN, 1, 1),
+    ]
+    for age, expected in ((3, 0), (4, 1)):
+        write_group("q", ("wrong",) * N, step=5)
+        batch, _ = make_buffer(max_age=age).sample(5, "train", 1)
+        assert len(batch) - N == expected
+        finish_step(batch)
+
+
+def test_one_trajectory_is_not_replayed_into_two_groups_of_a_step_past_its_cap(make_buffer, history):
+    history.add([stored(correct=True, step=1)], step=1)
+    for variant in (PLAIN, REFLECTION):
+        write_group("q", ("wrong",) * N, step=2, variant=variant)
+    assert len(make_buffer(max_replays=1).sample(2, "train", 2)[0]) == 2 * N + 1
+
+
+def test_nearest_length_is_measured_against_the_mean_of_the_group(make_buffer, history):
+    history.add([stored(tokens=[token] * token, log_probs=None) for token in (2, 5, 9)], step=1)
+    write_group("q", ("wrong",) * N, step=2, length=4)  # 4, 5 and 6 tokens
+    batch, _ = make_buffer(selection="nearest_length").sample(2, "train", 1)
+    assert batch.tags[-1]["response_len"] == 5
+
+
+# stragglers
+
+
+def test_aborted_members_leave_the_group_and_stored_samples_take_their_place(make_buffer, history):
+    history.add([stored([1, 2], None), stored([3, 4], None), stored([5], None, correct=False)], step=1)
+    uid = write_group("q", ("right", "aborted", "wrong"), step=2)
+    batch, metrics = make_buffer(abort=lambda: None).sample(2, "train", 1)
+    assert metrics["rollout/aborted_rows"] == 1
+    assert sorted(batch.keys) == [f"{uid}_0_0", f"{uid}_2_0", f"{uid}_3_0"]  # a mixed group: one sample, any outcome
+    assert [is_fresh(tag) for tag in batch.tags].count(False) == 1
+    assert f"{uid}_1_0" not in tq.kv_list("train")["train"]
+    assert history.success_rates(["q"], 1) == {"q": pytest.approx(3 / 5)}, "an aborted response is no attempt"
+
+
+def test_in_a_dead_group_the_gap_is_filled_by_opposing_samples_first_and_none_twice(make_buffer, history):
+    history.add([stored([1], None), stored([5], None, correct=False)], step=1)
+    write_group("q", ("wrong", "aborted", "aborted"), step=2)
+    batch, _ = make_buffer(abort=lambda: None).sample(2, "train", 1)
+    replayed = [tag for tag in batch.tags if not is_fresh(tag)]
+    assert sorted(tag["correct"] for tag in replayed) == [False, True] and replayed[0]["correct"]
+
+
+def test_the_deadline_aborts_once_something_is_finished(make_buffer):
+    aborted = []
+
+    def abort():
+        aborted.append(True)
+        write_group("late", ("right", "aborted", "aborted"), step=1)
+
+    buffer = make_buffer(abort=abort)
+    write_group("q", ("right",) * N, step=1)
+    batch, metrics = buffer.sample(1, "train", 2)
+    assert aborted == [True] and len(batch) == N + 1 and metrics["rollout/aborted_rows"] == 2
+    finish_step(batch)
+    with pytest.raises(TimeoutError, match="no rollout finished"):
+        make_buffer(stall_timeout_s=0.3, abort=abort).sample(2, "train", 1)
+    assert aborted == [True], "with nothing finished there is nothing to train on"
 
 
 def test_stored_responses_over_the_response_limit_are_not_replayed(make_buffer, history):

@@ -42,7 +42,7 @@ def test_problems_are_seeded_different_and_graded():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    return warm_start.prepare(tmp_path_factory.mktemp("cache"), seconds=2)
+    return warm_start.prepare(tmp_path_factory.mktemp("cache"), steps=10)
 
 
 def test_the_model_is_a_small_qwen2_that_transformers_loads(prepared):
@@ -62,6 +62,6 @@ def test_the_tokenizer_takes_any_text_and_has_a_chat_template(prepared):
 def test_the_result_is_cached_by_content(prepared):
     folder = prepared.model.parent
     before = json.loads((folder / "report.json").read_text())
-    assert warm_start.prepare(folder.parent, seconds=2) == prepared
+    assert warm_start.prepare(folder.parent, steps=10) == prepared
     assert json.loads((folder / "report.json").read_text()) == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name], "no partial folder is left"

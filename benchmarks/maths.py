@@ -1,0 +1,121 @@
+"""What the formulas of R^3 cost, beside the least that a step computes anyway.
+
+    python benchmarks/maths.py                                 2,048 rows of 8,192 tokens: one to two minutes, 2 GB
+    python benchmarks/maths.py --rows 256 --repeats 15         smaller and steadier
+
+    ranking     the ranking reward of all rows, in groups of 16 as the trainer calls it (padding them to one length is
+                part of the time) and as one group; against one `topk` of the same width and one `mean` over the same
+                entropies. Rows of full length, of random lengths, and of lengths within a tenth of each other
+    advantage   eq. (3) on groups of 8, none or every fourth with a replayed row; against verl's GRPO advantage
+
+The two of a pair take turns and the medians are compared. Exits with 1 if one of R^3's is over the bound. On one thread
+by default, because that is what Ray gives to the process that trains; with more threads than idle cores the many short
+loops of R^3 mostly wait for each other, and the figures mean nothing.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+from recipe.r3.core_algos import compute_r3_advantage, structural_entropy_ranking_reward
+
+BOUND = 1.5
+TOP_RATIO, MAX_REWARD = 0.2, 0.5
+RANKED_GROUP, GROUP = 16, 8
+
+Pair = tuple[str, Callable[[], object], Callable[[], object]]
+"""What is measured, R^3's function and the one it is compared with."""
+
+
+def rank_groups(entropy: list[torch.Tensor], mask: list[torch.Tensor]) -> None:
+    """The ranking rewards of rows of different lengths, as `R3Trainer._ranking_rewards` computes them per group."""
+    for start in range(0, len(entropy), RANKED_GROUP):
+        group = slice(start, start + RANKED_GROUP)
+        structural_entropy_ranking_reward(
+            pad_sequence(entropy[group], batch_first=True),
+            pad_sequence(mask[group], batch_first=True),
+            TOP_RATIO,
+            MAX_REWARD,
+        ).tolist()
+
+
+def ranking_pairs(rows: int, tokens: int) -> list[Pair]:
+    generator = torch.Generator().manual_seed(0)
+    # Most tokens are nearly certain, as in a language model.
+    entropy = torch.rand(rows, tokens, generator=generator) ** 6 * 4
+
+    def reference() -> None:
+        entropy.topk(max(1, int(TOP_RATIO * tokens)), dim=-1)
+        entropy.mean(dim=-1)
+
+    pairs = []
+    for name, shortest in (("full length", tokens), ("1 to full length", 1), ("90% to full length", 0.9 * tokens)):
+        length_N = torch.randint(max(1, int(shortest)), tokens + 1, (rows,), generator=generator)
+        length_N[0] = tokens
+        mask = (torch.arange(tokens) < length_N.unsqueeze(-1)).long()
+        kept = [[row[:length] for row, length in zip(rows_, length_N, strict=True)] for rows_ in (entropy, mask)]
+        pairs += [
+            (f"ranking, groups of {RANKED_GROUP}, {name}", lambda kept=kept: rank_groups(*kept), reference),
+            (
+                f"ranking, one group, {name}",
+                lambda mask=mask: structural_entropy_ranking_reward(entropy, mask, TOP_RATIO, MAX_REWARD),
+                reference,
+            ),
+        ]
+    return pairs
+
+
+def advantage_pairs(rows: int, tokens: int) -> list[Pair]:
+    rewards = torch.zeros(rows, tokens)
+    rewards[:, -1] = torch.from_numpy(np.random.default_rng(0).integers(0, 2, rows).astype("float32"))
+    mask = torch.ones(rows, tokens, dtype=torch.int64)
+    index = np.array([f"uid-{row // GROUP}" for row in range(rows)], dtype=object)
+    return [
+        (
+            f"advantage, {name}",
+            lambda replayed=replayed: compute_r3_advantage(rewards, mask, index, replayed),
+            lambda: compute_grpo_outcome_advantage(rewards, mask, index),
+        )
+        for name, replayed in (
+            ("no replayed row", np.zeros(rows, dtype=bool)),
+            ("a replayed row in every fourth group", np.arange(rows) % (4 * GROUP) == GROUP - 1),
+        )
+    ]
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = perf_counter()
+    run()
+    return perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"{args.rows} rows of {args.tokens} tokens, median of {args.repeats}, {args.threads} threads, milliseconds")
+    print(f"{'':<52}{'R^3':>9}{'reference':>11}{'ratio':>8}{'bound':>7}", flush=True)
+    missed = 0
+    for name, ours, reference in ranking_pairs(args.rows, args.tokens) + advantage_pairs(args.rows, args.tokens):
+        ours(), reference()  # warm up
+        times = [(seconds(ours), seconds(reference)) for _ in range(args.repeats)]
+        r3, other = (median(column) for column in zip(*times, strict=True))
+        missed += r3 / other > BOUND
+        verdict = "  MISSED" if r3 / other > BOUND else ""
+        print(f"{name:<52}{r3 * 1e3:>9.1f}{other * 1e3:>11.1f}{r3 / other:>8.2f}{BOUND:>7}{verdict}", flush=True)
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Crashes: a run that is killed again and again equals the run that never was.
+
+    python -m tests.integration.crash --moments 30 --steps 40 --folder DIR       the long version
+    pytest tests/integration/test_crash.py                                             three moments
+
+Both runs replay one recording of the rollouts, since vLLM is not deterministic. After every kill the history must be
+whole; after the last one every step's metrics, the final weights and the history's state at every checkpoint must be
+those of the uninterrupted run, bit for bit.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from recipe.r3 import history_file
+from recipe.r3.history import decode
+
+from .conftest import Run, assert_equal_weights, command, skip_overrides
+
+VICTIMS = {
+    "trainer": "ray::TaskRunner",
+    "FSDP worker": "ray::WorkerDict",
+    "vLLM server": "VLLM::EngineCore",
+    "storage of the queue": "ray::SimpleStorageUnit",
+    "everything": "",
+}
+MOMENTS = ("start-up", "rollout or training", "history write", "checkpoint")
+# Small bounds, so that samples are evicted, and reflection from the first failure on.
+SETTINGS = [
+    "trainer.save_freq=1",
+    "algorithm.r3.history.max_per_outcome=4",
+    "algorithm.r3.reflection.threshold=1.0",
+    "algorithm.r3.reflection.min_attempts=1",
+]
+UNCOMPARED = ("timing", "perf/", "actor/perf/", "history/write_s", "history/wait_s")
+"""Metrics that are seconds or bytes of the machine."""
+
+
+@dataclass
+class Crash:
+    """A victim run in `folder`, its overrides, and the generator of its misfortunes."""
+
+    outputs: Path
+    name: str
+    cache: Path
+    overrides: list[str]
+    rng: random.Random
+    patience: float
+    """Seconds for a run to end by itself after a worker was killed; then everything is killed."""
+
+    @property
+    def folder(self) -> Path:
+        return self.outputs / "test" / self.name
+
+    def start(self) -> subprocess.Popen:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = open(self.folder / "crash.log", "a")
+        line = command("r3", self.outputs, self.name, self.cache, *self.overrides)
+        return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+
+    def strike(self, victim: str, moment: str) -> str | None:
+        """One start and one kill; what happened in a sentence, or None when the run ended before its moment came."""
+        process = self.start()
+        if not self._wait_for(process, moment):
+            assert process.returncode == 0, (self.folder / "crash.log").read_text()[-3000:]
+            return None
+        step = self.last_step()
+        killed = kill(process, VICTIMS[victim])
+        try:
+            code = process.wait(timeout=self.patience)
+        except subprocess.TimeoutExpired:
+            kill(process, "")
+            code = process.wait()
+        wait_for_silence()
+        assert code != 0, "a killed run must not end as if all were well"
+        check_history(self.folder / "history.sqlite")
+        return f"{killed} of {victim} during {moment} after step {step}"
+
+    def finish(self) -> Run:
+        process = self.start()
+        code = process.wait(timeout=900)
+        run = Run(self.folder, code, (self.folder / "crash.log").read_text())
+        assert code == 0, run.explain()
+        return run
+
+    def last_step(self) -> int:
+        metrics = self.folder / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        return json.loads(lines[-1])["step"] if lines else 0
+
+    def _wait_for(self, process: subprocess.Popen, moment: str) -> bool:
+        """True when the moment has come, False when the run ended before."""
+        if moment == "start-up":
+            return not ended(process, self.rng.uniform(5, 60))
+        begin, before = time.monotonic(), self.last_step()
+        while self.last_step() <= before or time.monotonic() - begin < 5:
+            if ended(process, 0.2):
+                return False
+            # A resumed run first drops the rows after its checkpoint.
+            before = min(before, self.last_step())
+        if moment == "rollout or training":
+            return not ended(process, self.rng.uniform(0, 6))
+        seen = self._trace(moment)
+        while self._trace(moment) == seen:
+            if ended(process, 0.001):
+                return False
+        return not ended(process, self.rng.choice([0, 0.001, 0.01, 0.05]))
+
+    def _trace(self, moment: str) -> object:
+        if moment == "checkpoint":
+            return {path.name for path in (self.folder / "checkpoints").glob("global_step_*")}
+        wal = self.folder / "history.sqlite-wal"
+        return wal.stat().st_mtime_ns if wal.exists() else None
+
+
+def ended(process: subprocess.Popen, seconds: float) -> bool:
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def kill(process: subprocess.Popen, prefix: str) -> int:
+    """kill -9 of the processes of a run whose command line starts so; the number of them."""
+    try:
+        family = [process_of_run for process_of_run in psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    targets = []
+    for member in family:
+        try:
+            if " ".join(member.cmdline()).startswith(prefix):
+                targets.append(member)
+        except psutil.NoSuchProcess:
+            continue
+    if not prefix:
+        targets.append(psutil.Process(process.pid))
+    for target in targets:
+        try:
+            target.kill()
+        except psutil.NoSuchProcess:
+            continue
+    return len(targets)
+
+
+def wait_for_silence() -> None:
+    """Ray's processes of a run whose supervisor was killed with it notice within seconds."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and any(is_of_ray(process) for process in psutil.process_iter()):
+        time.sleep(0.5)
+
+
+def is_of_ray(process: psutil.Process) -> bool:
+    try:
+        return any(word in " ".join(process.cmdline()) for word in ("ray::", "raylet", "gcs_server", "VLLM::"))
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def check_history(path: Path) -> None:
+    """No sample half-written: tables and indexes agree, statistics add up, every payload has its checksum."""
+    if not path.exists():
+        return
+    db = history_file.open_for_reading(str(path))
+    history_file.check_content(db, str(path))
+    for row in db.execute(
+        "SELECT id, query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens, log_probs "
+        "FROM samples LEFT JOIN payloads USING (id)"
+    ):
+        decode(row[1:], row[0], str(path))
+    db.close()
+
+
+def states(path: Path) -> dict[int, list]:
+    """What the history holds at every pinned step, without row ids."""
+    db = history_file.open_for_reading(str(path))
+    found = {}
+    for (step,) in db.execute("SELECT step FROM pins ORDER BY step").fetchall():
+        samples = db.execute(
+            "SELECT query_id, variant, correct, step, score, digest, checksum FROM samples WHERE step <= :s "
+            "AND (evicted IS NULL OR evicted > :s) AND NOT abandoned ORDER BY id",
+            {"s": step},
+        ).fetchall()
+        counts = db.execute("SELECT * FROM statistics WHERE step <= ? ORDER BY 1, 2, 3", (step,)).fetchall()
+        replays = db.execute(
+            "SELECT step, query_id, variant, sample_step, times FROM replays WHERE step <= ? ORDER BY 1, 2, 3, 4",
+            (step,),
+        ).fetchall()
+        found[step] = [samples, counts, replays]
+    db.close()
+    return found
+
+
+def compared(run: Run) -> list[dict]:
+    return [{key: value for key, value in row.items() if not key.startswith(UNCOMPARED)} for row in run.rows]
+
+
+def assert_equal_runs(expected: Run, actual: Run, steps: int, kills: int = 0) -> None:
+    """Equal metrics, weights and history. verl logs a step after its checkpoint, so a kill may lose one row."""
+    theirs, ours = ({row["step"]: row for row in compared(run)} for run in (expected, actual))
+    assert list(theirs) == list(range(1, steps + 1)) and list(ours) == sorted(ours)
+    assert theirs.keys() >= ours.keys() and len(ours) >= steps - kills
+    for step, row in ours.items():
+        keys = row.keys() | theirs[step].keys()
+        different = {
+            key: (theirs[step].get(key), row.get(key)) for key in keys if theirs[step].get(key) != row.get(key)
+        }
+        assert not different, f"step {step}: {different}"
+    assert_equal_weights(expected, actual, steps)
+    expected_states, actual_states = (states(run.folder / "history.sqlite") for run in (expected, actual))
+    assert expected_states.keys() == actual_states.keys()
+    for step, state in expected_states.items():
+        assert actual_states[step] == state, f"the history's state at step {step}"
+
+
+def overrides_for(steps: int, recording: Path) -> list[str]:
+    return [*SETTINGS, f"trainer.total_training_steps={steps}", *skip_overrides(recording, steps)]
+
+
+def survive(victim: Crash, plan: list[tuple[str, str]], say) -> list[str]:
+    """Strike as planned; the run is restarted after each and goes on from its checkpoint."""
+    told = []
+    for number, (who, when) in enumerate(plan, 1):
+        sentence = victim.strike(who, when)
+        if sentence is None:
+            break
+        told.append(sentence)
+        say(f"{number}/{len(plan)}: {sentence}")
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=150.0, help="seconds for a run to end by itself")
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    cache, overrides = args.folder / "cache", overrides_for(args.steps, args.folder / "recording")
+
+    def say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+    runs = {}
+    for name in ("record", "whole"):
+        say(f"{name}: {args.steps} steps without a kill")
+        runs[name] = Crash(args.folder, name, cache, overrides, rng, args.patience).finish()
+    plan = [(rng.choice(sorted(VICTIMS)), MOMENTS[1 + i % 3] if i % 8 else MOMENTS[0]) for i in range(args.moments)]
+    victim = Crash(args.folder, "victim", cache, overrides, rng, args.patience)
+    told = survive(victim, plan, say)
+    final = victim.finish()
+    assert_equal_runs(runs["whole"], final, args.steps, kills=len(told))
+    say(f"{len(told)} kills survived; {args.steps} steps, weights and history equal to the uninterrupted run")
+    if len(told) < args.moments:
+        sys.exit("the run ended before all moments had come: use more --steps")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("COLUMNS", "120")
+    main()

@@ -1,0 +1,42 @@
+"""Exact resume through the real command: after kills, and from an older checkpoint that training went past."""
+
+import random
+import shutil
+
+import pytest
+
+from .crash import Crash, assert_equal_runs, overrides_for, survive
+
+pytestmark = pytest.mark.integration
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def whole(train, r3_recording):
+    """The uninterrupted run."""
+    return train("r3", "whole", *overrides_for(STEPS, r3_recording))
+
+
+@pytest.fixture(scope="module")
+def r3_recording(train, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("r3_recording")
+    train("r3", "record_r3", *overrides_for(STEPS, folder))
+    return folder
+
+
+def test_a_run_killed_three_times_equals_the_uninterrupted_one(whole, r3_recording, cache, tmp_path):
+    victim = Crash(tmp_path, "victim", cache, overrides_for(STEPS, r3_recording), random.Random(0), patience=150)
+    plan = [("trainer", "history write"), ("vLLM server", "rollout or training"), ("everything", "checkpoint")]
+    told = survive(victim, plan, print)
+    assert len(told) == len(plan), told
+    assert_equal_runs(whole, victim.finish(), STEPS, kills=len(plan))
+    # The recording holds what the claim is about.
+    assert sum(row["replay/rows"] for row in whole.rows) > 0
+    assert sum(row["reflection/prompts"] for row in whole.rows) > 0
+
+
+def test_an_older_checkpoint_resumes_exactly_after_training_went_past_it(train, whole, r3_recording):
+    folder = whole.folder.parent / "back"
+    shutil.copytree(whole.folder, folder)
+    back = [f"trainer.resume_from_path={folder / 'checkpoints' / 'global_step_3'}", "trainer.resume_mode=resume_path"]
+    assert_equal_runs(whole, train("r3", "back", *overrides_for(STEPS, r3_recording), *back), STEPS)
