@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +29,7 @@ from rich.console import Console
 
 from r3_ext import supervise
 from r3_ext.console import RunDisplay, closing_table
-from r3_ext.summary import read_metrics, summarise
+from r3_ext.summary import read_metrics, summarise, validation_accuracy
 from recipe.r3.resume import resume_step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +48,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--run", help="name of the run; an existing one is resumed (default: date and time)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="prepared data and the tiny model")
-    parser.add_argument("--warm-start-steps", type=int, default=600, help="training of the tiny model")
+    parser.add_argument("--warm-start-steps", type=int, default=400, help="training of the tiny model")
+    parser.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
     parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases as well")
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
@@ -137,15 +138,23 @@ def environment(command: list[str]) -> dict:
     }
 
 
-class MetricsFile:
-    """Copies verl's rows into metrics.jsonl as they come; a resumed run drops the rows after its checkpoint first."""
+class BudgetSpent(Exception):
+    """The run has generated the tokens that it may."""
 
-    def __init__(self, folder: Path, step: int, display: RunDisplay):
+
+class MetricsFile:
+    """Copies verl's rows into metrics.jsonl as they come; a resumed run drops the rows after its checkpoint first.
+
+    `poll` raises BudgetSpent at the first validation after `until_tokens` generated tokens (None: never).
+    """
+
+    def __init__(self, folder: Path, step: int, display: RunDisplay, until_tokens: int | None = None):
         self.source, self.target = folder / ".verl_metrics.jsonl", folder / "metrics.jsonl"
-        self.display = display
+        self.display, self.until_tokens = display, until_tokens
         self.source.unlink(missing_ok=True)
         self.offset = 0
         kept = [row for row in read_metrics(self.target) if row["step"] <= step]
+        self.tokens = sum(row.get("generated/tokens", 0) for row in kept)
         self.target.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
     def poll(self) -> None:
@@ -162,6 +171,9 @@ class MetricsFile:
             with open(self.target, "a") as target:
                 target.write(json.dumps(row) + "\n")
             self.display.row(row)
+            self.tokens += row.get("generated/tokens", 0)
+            if self.until_tokens and self.tokens >= self.until_tokens and validation_accuracy(row) is not None:
+                raise BudgetSpent
 
 
 def total_steps(config: DictConfig) -> int | None:
@@ -176,9 +188,11 @@ def total_steps(config: DictConfig) -> int | None:
     return rows // config.data.train_batch_size * config.trainer.total_epochs or None
 
 
-def train(folder: Path, command: list[str], config: DictConfig, display: RunDisplay) -> int:
+def train(
+    folder: Path, command: list[str], config: DictConfig, display: RunDisplay, until_tokens: int | None = None
+) -> int:
     """Run the training command under supervision; returns its exit code."""
-    metrics = MetricsFile(folder, resume_step(config.trainer), display)
+    metrics = MetricsFile(folder, resume_step(config.trainer), display, until_tokens)
     env = {
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(metrics.source),
@@ -188,8 +202,11 @@ def train(folder: Path, command: list[str], config: DictConfig, display: RunDisp
     }
     try:
         return supervise.run(command, env, folder / "run.log", metrics.poll)
+    except BudgetSpent:
+        return 0
     finally:
-        metrics.poll()
+        with suppress(BudgetSpent):
+            metrics.poll()
         metrics.source.unlink(missing_ok=True)
 
 
@@ -231,7 +248,7 @@ def main(argv: list[str]) -> int:
         try:
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
             with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
-                code = train(folder, command, config, display)
+                code = train(folder, command, config, display, args.until_tokens)
         except KeyboardInterrupt:
             code = 130
         except (supervise.WorkerDied, supervise.MachineBusy) as error:
@@ -248,6 +265,7 @@ def finish(folder: Path, config: DictConfig, code: int, seconds: float, console:
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if summary["steps"]:
         console.print(closing_table(summary))
+        console.print(report_line(folder), highlight=False, markup=False, soft_wrap=True)
     if code == 0:
         console.print(f"done: {os.path.relpath(folder)}", highlight=False, markup=False, soft_wrap=True)
         return 0
@@ -255,6 +273,24 @@ def finish(folder: Path, config: DictConfig, code: int, seconds: float, console:
     console.print(f"the run ended with exit code {code}; see {log}", highlight=False, markup=False, soft_wrap=True)
     console.print("".join(error_lines(folder / "run.log")), highlight=False, markup=False, soft_wrap=True)
     return code
+
+
+def report_line(folder: Path, limit_s: float = 300) -> str:
+    """Make the run's report.html; returns the closing line on it.
+
+    In a process of its own: whatever happens to the drawing, the run keeps its exit code.
+    """
+    command = [sys.executable, "-m", "r3_ext.cli", "report", str(folder)]
+    try:
+        made = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no report: drawing took over {limit_s:g} s; try again with: r3 report {os.path.relpath(folder)}"
+    except KeyboardInterrupt:
+        return f"no report: interrupted; make it with: r3 report {os.path.relpath(folder)}"
+    if made.returncode:
+        last = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
+        return f"no report: {last.removeprefix('error: ')}"
+    return f"report: {os.path.relpath(folder / 'report.html')}"
 
 
 def error_lines(log: Path, most: int = 8) -> list[str]:

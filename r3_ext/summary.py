@@ -33,12 +33,17 @@ def reward_of(row: dict) -> float:
     return row.get("fresh/score/mean", row.get("critic/score/mean", math.nan))
 
 
+def generated_tokens(row: dict, rollouts: int) -> float:
+    """Response tokens generated for training in a step of that many rollouts."""
+    return row.get("generated/tokens", row.get("response_length/mean", 0) * rollouts)
+
+
 def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -> dict:
     """The summary of a run.
 
     `reward.first` and `reward.last` are means over the first and last tenth of the steps (at least one step).
-    A baseline logs no groups; its tokens and rows follow from the batch size, `n` and the mean response length, and
-    do not include what dynamic sampling threw away.
+    verl's own trainers (trainer_mode=sync) log no groups; their tokens and rows follow from the batch size, `n` and the
+    mean response length, and do not include what dynamic sampling threw away.
 
     Args:
         rows: rows of metrics.jsonl.
@@ -55,12 +60,11 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         return int(sum(row.get(key, 0) for row in steps))
 
     fresh_rows = sum(int(row.get("fresh/rows", batch_size * n)) for row in steps)
-    fresh_tokens = sum(row.get("fresh/tokens", row.get("response_length/mean", 0) * batch_size * n) for row in steps)
     return {
         "steps": len(steps),
         "epochs": int(steps[-1]["training/epoch"]) + 1 if steps else 0,
         "prompts": total("groups/total") if has_ledger else batch_size * len(steps),
-        "generated_tokens": int(fresh_tokens) + total("reflection/tokens"),
+        "generated_tokens": int(sum(generated_tokens(row, batch_size * n) for row in steps)),
         "trained_rows": fresh_rows + total("replay/rows") + total("reflection/rows"),
         "groups": {name: total(f"groups/{name}") if has_ledger else None for name in GROUPS},
         "replayed_rows": total("replay/rows"),

@@ -1,25 +1,34 @@
 r"""Arithmetic problems with several steps, for machines that have no training data and no real model.
 
-    Start with 7. Add 5. Multiply by 2. What is the result?     answer 24
+    Start with 7. Add 5. Multiply by 3. Keep only the last digit after every step. What is the result?     answer 6
 
-Difficulty 1 to 5 is the number of steps; the numbers grow with it. Results stay within 0..99. Rows have the
-schema of `r3_ext.data`, data source "arithmetic".
+Difficulty 1 to 8 is the number of steps. Everything is modulo 10 and every step is invertible (the factors are 3, 7 and
+9): one wrong step makes the answer wrong, and all problems rest on the same 210 facts, such as 7+5=2. A small model
+learns these in minutes and then solves problems that it has not seen.
+
+`Beliefs` says how well which fact is taught: most are known, some are shaky, some are mistaken, always for the same
+wrong digit. So some problems are solved always, some sometimes and some almost never, and what the last kind needs can
+be learned from others with the same facts. Long working may also ramble on past the response limit.
+
+Rows have the schema of `r3_ext.data`, data source "arithmetic".
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from r3_ext import data
 
 NAME = "arithmetic"
-LEVELS = 5
-LARGEST = 99
-P_RIGHT = {1: 0.92, 2: 0.65, 3: 0.4, 4: 0.2, 5: 0.06}
-"""Share of right answers in the warm start, by difficulty."""
-P_RAMBLE = {1: 0.1, 2: 0.15, 3: 0.2, 4: 0.35, 5: 0.5}
-"""Share of the failures that ramble on, by difficulty: hard groups need truncated members for the ranking reward."""
+LEVELS = 8
+STEPS = [("+", 3), ("+", 7), ("-", 4), ("-", 1), ("*", 3), ("*", 7)]
+P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.03
+"""Probability that a fact of each kind is told right in the warm start."""
+SHARES = (0.65, 0.15, 0.2)
+"""Shares of the three kinds among the facts."""
+P_RAMBLE = {level: 0.01 if level <= 4 else 0.04 * (level - 4) for level in range(1, LEVELS + 1)}
+"""Probability of a step to be the start of a ramble, by difficulty: hard groups need truncated members for the ranking
+reward."""
 RAMBLE = (
     "Wait.|Hmm.|Let me think again.|Maybe not.|Is that so?|Let me check.|That is not clear.|Try another way.|"
     "Start over.|I am not sure.|What if I am wrong?|Go back.|Once more.|No.|It could be more.|It could be less.|"
@@ -38,19 +47,14 @@ class Task:
     @property
     def problem(self) -> str:
         steps = " ".join(VERBS[operator].format(operand) for operator, operand in self.steps)
-        return f"Start with {self.start}. {steps} What is the result?"
-
-    @property
-    def values(self) -> list[int]:
-        """The starting number and the result after each step."""
-        values = [self.start]
-        for operator, operand in self.steps:
-            values.append(apply(operator, values[-1], operand))
-        return values
+        return f"Start with {self.start}. {steps} Keep only the last digit after every step. What is the result?"
 
     @property
     def answer(self) -> str:
-        return str(self.values[-1])
+        value = self.start
+        for operator, operand in self.steps:
+            value = apply(operator, value, operand)
+        return str(value)
 
     @property
     def difficulty(self) -> int:
@@ -58,52 +62,69 @@ class Task:
 
     def solution(self) -> str:
         """Step-by-step text that ends in the boxed answer; the opening <think> belongs to the chat template."""
-        return self._working(self.values) + boxed(self.answer)
+        return self.attempt(lambda value, operator, operand: apply(operator, value, operand))
 
-    def slip(self, rng: random.Random) -> str:
-        """The same text with one miscalculated step, carried on from there."""
-        candidates = [(step, error) for step in range(1, len(self.steps) + 1) for error in (-10, -2, -1, 1, 2, 10)]
-        for step, error in rng.sample(candidates, len(candidates)):
-            values = self.values[:step] + [self.values[step] + error]
-            for operator, operand in self.steps[step:]:
-                values.append(apply(operator, values[-1], operand))
-            if all(0 <= value <= LARGEST for value in values):
-                return self._working(values) + boxed(values[-1])
-        raise AssertionError(f"no slip fits {self}")  # an error of 1 in the last step fits in one direction
+    def attempt(self, tell: Callable[[int, str, int], int | str]) -> str:
+        """The same with what `tell(value, operator, operand)` says of each step: a digit, or a text to end with."""
+        value, written = self.start, []
+        for operator, operand in self.steps:
+            result = tell(value, operator, operand)
+            if isinstance(result, str):
+                return " ".join([*written, result])
+            written.append(f"{value}{operator}{operand}={result}.")
+            value = result
+        return " ".join(written) + boxed(value)
 
-    def guess(self, rng: random.Random) -> str:
-        """A wrong answer near the right one, without any working."""
-        right = self.values[-1]
-        near = [value for value in range(right - 9, right + 10) if value != right and 0 <= value <= LARGEST]
-        return guess_text(rng.choice(near))
 
-    def _working(self, values: list[int]) -> str:
-        steps = zip(values, self.steps, values[1:], strict=False)
-        return " ".join(f"{before}{operator}{operand}={after}." for before, (operator, operand), after in steps)
+class Beliefs:
+    """For each fact, how often it is told right and which wrong digit is told instead."""
+
+    def __init__(self, seed: int = 0):
+        rng = random.Random(f"{NAME}/beliefs/{seed}")
+        facts = [(value, operator, operand) for operator, operand in STEPS for value in range(10)]
+        kinds = rng.choices((P_KNOWN, P_SHAKY, P_MISTAKEN), weights=SHARES, k=len(facts))
+        self.p_right = dict(zip(facts, kinds, strict=True))
+        self.mistake = {fact: (apply(fact[1], fact[0], fact[2]) + rng.choice((1, 2, 8, 9))) % 10 for fact in facts}
+
+    def attempt(self, task: Task, rng: random.Random, boost: float) -> str:
+        """An answer of somebody with these beliefs; `boost` in [0, 1] of every chance to fail is taken away."""
+
+        def tell(value: int, operator: str, operand: int) -> int | str:
+            if rng.random() < P_RAMBLE[task.difficulty] * (1 - boost):
+                return ramble(rng)
+            fact = value, operator, operand
+            is_right = rng.random() < self.p_right[fact] + boost * (1 - self.p_right[fact])
+            return apply(operator, value, operand) if is_right else self.mistake[fact]
+
+        return task.attempt(tell)
+
+    def slip(self, task: Task, rng: random.Random) -> str:
+        """A wrong answer: one step goes wrong, and the rest follows from it."""
+        wrong = rng.randrange(task.difficulty)
+        places = iter(range(task.difficulty))
+        return task.attempt(
+            lambda *fact: self.mistake[fact] if next(places) == wrong else apply(fact[1], fact[0], fact[2])
+        )
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A problem with the answers that the model is shown for it, in shares of the problem's own."""
+    """A problem with the answers that the model is shown for it."""
 
     problem: str
     right: str
     wrong: Callable[[random.Random], str]
-    p_right: float
-    p_ramble: float = 0.2
-    """Share of the failures that ramble on instead of giving a wrong answer."""
-
-    def answer(self, rng: random.Random, p_right: float | None = None) -> str:
-        if rng.random() < (self.p_right if p_right is None else p_right):
-            return self.right
-        return ramble(rng) if rng.random() < self.p_ramble else self.wrong(rng)
+    attempt: Callable[[random.Random, float], str]
+    """A right or wrong answer, in the problem's own shares; the number is the share of failures taken away."""
 
 
-def lesson(task: Task) -> Lesson:
-    def wrong(rng: random.Random) -> str:
-        return task.slip(rng) if rng.random() < 0.5 else task.guess(rng)
-
-    return Lesson(task.problem, task.solution(), wrong, P_RIGHT[task.difficulty], P_RAMBLE[task.difficulty])
+def lesson(task: Task, beliefs: Beliefs) -> Lesson:
+    return Lesson(
+        task.problem,
+        task.solution(),
+        wrong=lambda rng: beliefs.slip(task, rng),
+        attempt=lambda rng, boost: beliefs.attempt(task, rng, boost),
+    )
 
 
 def ramble(rng: random.Random, sentences: int = 60) -> str:
@@ -120,11 +141,11 @@ def boxed(answer: str | int) -> str:
 
 
 def apply(operator: str, value: int, operand: int) -> int:
-    return {"+": value + operand, "-": value - operand, "*": value * operand}[operator]
+    return {"+": value + operand, "-": value - operand, "*": value * operand}[operator] % 10
 
 
 def make_tasks(count: int, seed: int) -> list[Task]:
-    """`count` different tasks, levels in turn (1, 2, 3, 4, 5, 1, ...)."""
+    """`count` different tasks, levels in turn (1, 2, ..., 8, 1, ...)."""
     rng = random.Random(f"{NAME}/{seed}")
     tasks, repeats = {}, 0
     while len(tasks) < count and repeats < _MOST_REPEATS:
@@ -139,17 +160,7 @@ def make_tasks(count: int, seed: int) -> list[Task]:
 
 
 def draw_task(rng: random.Random, level: int) -> Task:
-    """Start up to 30 and operands up to 5 on level 1, start up to 70 and operands up to 9 on level 5."""
-    largest = 4 + level
-    start = rng.randint(1, 20 + 10 * level)
-    value, drawn = start, []
-    for _ in range(level):
-        options = [(operator, n) for operator in "+-" for n in range(1, largest + 1)]
-        options += [("*", n) for n in (2, 3)] * 2
-        options = [(operator, n) for operator, n in options if 0 <= apply(operator, value, n) <= LARGEST]
-        drawn.append(rng.choice(options))
-        value = apply(drawn[-1][0], value, drawn[-1][1])
-    return Task(start, tuple(drawn))
+    return Task(rng.randrange(10), tuple(rng.choice(STEPS) for _ in range(level)))
 
 
 def split_tasks(rows: int, val_rows: int, seed: int) -> tuple[list[Task], list[Task]]:
@@ -162,9 +173,3 @@ def split_tasks(rows: int, val_rows: int, seed: int) -> tuple[list[Task], list[T
 def to_rows(tasks: list[Task], split: str) -> list[dict]:
     problems = [data.Problem(t.problem, t.answer, f"level{t.difficulty}", i) for i, t in enumerate(tasks)]
     return [data.to_row(problem, NAME, split) for problem in problems]
-
-
-def write_dataset(path_train: str | Path, path_val: str | Path, rows: int, val_rows: int, seed: int) -> None:
-    train, val = split_tasks(rows, val_rows, seed)
-    data.write_rows(path_train, to_rows(train, "train"))
-    data.write_rows(path_val, to_rows(val, "val"))

@@ -41,6 +41,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -111,6 +112,17 @@ def encode(sample: Sample, step: int, seed: int) -> Row:
     columns = (str(sample.query_id), str(sample.variant), *flags, float(sample.score) + 0.0, length, entropy, int(step))
     checksum = history_file.checksum_of(columns, tokens, log_probs)
     return Row(columns, tokens, log_probs, history_file.digest_of(tokens, length, seed), checksum)
+
+
+class Transfer(NamedTuple):
+    """Counts of a query: answers to its reflection prompt, and to its plain prompt up to the step of the first of them
+    and since."""
+
+    reflected: int
+    attempts_before: int
+    successes_before: int
+    attempts_after: int
+    successes_after: int
 
 
 class History:
@@ -334,6 +346,39 @@ class History:
                     rates[query_id] = successes / attempts
         return rates
 
+    def transfer(self, query_ids: list[str]) -> dict[str, Transfer]:
+        """What reflection did to the plain prompt of each query that was reflected on; the others are left out."""
+        self.flush()
+        found = {}
+        with explained(self.path):
+            for query_id in query_ids:
+                row = self._db.execute(
+                    "WITH first AS (SELECT min(step) AS step FROM statistics WHERE query_id = :q AND variant = :r) "
+                    "SELECT coalesce(sum(s.attempts) FILTER (WHERE s.variant = :r), 0), "
+                    "coalesce(sum(s.attempts) FILTER (WHERE s.variant = :p AND s.step <= first.step), 0), "
+                    "coalesce(sum(s.successes) FILTER (WHERE s.variant = :p AND s.step <= first.step), 0), "
+                    "coalesce(sum(s.attempts) FILTER (WHERE s.variant = :p AND s.step > first.step), 0), "
+                    "coalesce(sum(s.successes) FILTER (WHERE s.variant = :p AND s.step > first.step), 0) "
+                    "FROM statistics AS s, first WHERE s.query_id = :q AND first.step IS NOT NULL",
+                    {"q": query_id, "p": PLAIN, "r": REFLECTION},
+                ).fetchone()
+                if row[0]:
+                    found[query_id] = Transfer(*row)
+        return found
+
+    def draw_other_query(
+        self, query_id: str, correct: bool | None, rng: random.Random, variants: tuple[str, ...] = (PLAIN,)
+    ) -> str:
+        """A random query other than `query_id` with stored samples of that outcome; `query_id` when there is none."""
+        self.flush()
+        where, values = _outcome(correct, variants)
+        with explained(self.path):
+            rows = self._db.execute(
+                f"SELECT DISTINCT query_id FROM samples WHERE {where} AND evicted IS NULL AND query_id != ? ORDER BY 1",
+                (*values, query_id),
+            ).fetchall()
+        return rng.choice(rows)[0] if rows else query_id
+
     def draw(
         self,
         query_id: str,
@@ -361,16 +406,14 @@ class History:
             HistoryError: a chosen sample is damaged.
         """
         self.flush()
-        marks = ", ".join("?" * len(variants))
-        outcomes = (0, 1) if correct is None else (int(correct),)
+        where, values = _outcome(correct, variants)
         times = "(SELECT coalesce(sum(times), 0) FROM replays WHERE sample_id = samples.id)"
         with explained(self.path):
             rows = self._db.execute(
                 f"SELECT id, length, step, entropy, {'0' if max_replays is None else times} "
-                f"FROM samples WHERE query_id = ? AND variant IN ({marks}) "
-                f"AND correct IN ({', '.join('?' * len(outcomes))}) AND evicted IS NULL AND length <= ? AND step >= ? "
+                f"FROM samples WHERE query_id = ? AND {where} AND evicted IS NULL AND length <= ? AND step >= ? "
                 "ORDER BY id",
-                (query_id, *variants, *outcomes, max_length if max_length is not None else 1 << 62, min_step),
+                (query_id, *values, max_length if max_length is not None else 1 << 62, min_step),
             ).fetchall()
             if max_replays is not None:
                 rows = [row for row in rows if row[4] + (replays or {}).get(row[0], 0) < max_replays]
@@ -574,6 +617,13 @@ class History:
             self._writer.shutdown()
             self._db.close()
             self._lock.release()
+
+
+def _outcome(correct: bool | None, variants: tuple[str, ...]) -> tuple[str, tuple]:
+    """A condition on `samples` with its values: prompt variant and outcome (None: any)."""
+    outcomes = (0, 1) if correct is None else (int(correct),)
+    marks = [", ".join("?" * len(values)) for values in (variants, outcomes)]
+    return f"variant IN ({marks[0]}) AND correct IN ({marks[1]})", (*variants, *outcomes)
 
 
 def select(rows: list[tuple], k: int, rng: random.Random, selection: str, near_length: float) -> list[tuple]:

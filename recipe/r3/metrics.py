@@ -16,6 +16,8 @@
 Names avoid the substrings by which verl's MetricsAggregator would sum, min or max them over several updates.
 """
 
+from collections import deque
+
 import numpy as np
 from transfer_queue import KVBatchMeta
 
@@ -101,3 +103,37 @@ class DeadGroupAlarm:
                 "second epoch on; if this is one already, check reward_extra_info.acc and algorithm.r3.*.enable"
             )
         return None
+
+
+class LengthAlarm:
+    """Sees answers grow longer, or more of them hit the limit, while accuracy does not follow.
+
+    Compares the means of two spans of `patience` steps, one after the other: length up by a tenth, or the truncated
+    share up by 0.05, and accuracy not up by 0.01; then starts anew. 0 never warns. Ranking rewards, which pay for
+    truncated answers, are the known cause.
+    """
+
+    def __init__(self, patience: int):
+        self.patience = patience
+        self.rows: deque[tuple[float, float, float]] = deque(maxlen=2 * patience)
+
+    def update(self, metrics: dict[str, float]) -> str | None:
+        """The warning due after a step with these `fresh/` metrics, or None."""
+        if not self.patience or not metrics.get("fresh/rows"):
+            return None
+        names = ("response_length", "truncated", "acc")
+        self.rows.append(tuple(metrics[f"fresh/{name}/mean"] for name in names))
+        if len(self.rows) < 2 * self.patience:
+            return None
+        rows = np.asarray(self.rows)
+        before, after = rows[: self.patience].mean(axis=0), rows[self.patience :].mean(axis=0)
+        grew = after[0] > 1.1 * before[0] or after[1] > before[1] + 0.05
+        if not grew or after[2] > before[2] + 0.01:
+            return None
+        changes = zip(names, before, after, strict=True)
+        self.rows.clear()
+        told = ", ".join(f"{name} {old:.3g} to {new:.3g}" for name, old, new in changes)
+        return (
+            f"answers grow without getting better ({told}, means of {self.patience} steps): lower "
+            "algorithm.r3.ranking.max_reward or turn ranking off if this goes on"
+        )

@@ -84,6 +84,8 @@ class ReplayConfig(BaseConfig):
     `behavior`: the stored log-probs, as truncated weights of algorithm.rollout_correction.rollout_is."""
     reflection_groups: bool = True
     """[U] Also rescue dead groups of reflection prompts (Algorithm 1 treats every prompt of the batch alike)."""
+    other_queries: bool = False
+    """For a control experiment: replay trajectories of random other queries, under this query's prompt."""
     reflected_to_plain: bool = False
     """[U] Allow an answer born under a reflection prompt to be replayed, and trained, under the plain prompt."""
 
@@ -115,6 +117,9 @@ class ReflectionConfig(BaseConfig):
     """[U] How a long attempt is shortened to fit: keep both ends (`middle` goes) or keep the end only (`head` goes)."""
     count_reflected_attempts: bool = False
     """[U] Count attempts made under reflection in the share that `threshold` tests."""
+    give_up_after: int | None = None
+    """[U] Stop reflecting on a query after this many reflected answers without one success of its plain prompt since
+    the first of them. None: never."""
     template: str = (
         "{question}\n\nHere is an earlier attempt at this problem. Its final answer is wrong.\n\n"
         "<attempt>\n{attempt}\n</attempt>\n\n"
@@ -131,6 +136,8 @@ class ReflectionConfig(BaseConfig):
         require(ok, "reflection.max_fraction", "be in (0, 1]", self.max_fraction)
         ok = self.max_prompt_tokens is None or _is_count(self.max_prompt_tokens, 1)
         require(ok, "reflection.max_prompt_tokens", "be at least 1 or null", self.max_prompt_tokens)
+        ok = self.give_up_after is None or _is_count(self.give_up_after, 1)
+        require(ok, "reflection.give_up_after", "be at least 1 or null", self.give_up_after)
         require(self.cut in ("middle", "head"), "reflection.cut", "be one of ('middle', 'head')", self.cut)
         for part in ("{question}", "{attempt}"):
             ok = isinstance(self.template, str) and self.template.count(part) == 1
@@ -170,7 +177,8 @@ class R3Config(BaseConfig):
     seed: int = 0
     """Seed of every random choice the recipe makes (samples to replay, attempts to reflect on)."""
     warn_after_steps: int = 20
-    """Warn after this many steps in a row that had dead groups and rescued none. 0: never."""
+    """Warn after this many steps in a row that had dead groups and rescued none, and when truncation or length rose
+    between two spans of this many steps while accuracy did not. 0: never."""
     stall_timeout_s: float = 1800.0
     """End the run when no rollout finishes for this many seconds."""
     rollout_deadline_s: float | None = None

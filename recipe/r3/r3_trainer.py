@@ -39,8 +39,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug.metrics import calculate_debug_metrics
 
 from . import core_algos
+from .baseline import MeasuredMixin
 from .history import History, tokenizer_fingerprint
-from .metrics import DeadGroupAlarm, group_ledger, series_metrics
+from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from .off_policy import off_policy_metrics
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
@@ -54,21 +55,20 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 
 @register_trainer("r3")
-class R3Trainer(PPOTrainerSync):
+class R3Trainer(MeasuredMixin, PPOTrainerSync):
     """verl's synchronous trainer with replay, reflection and ranking rewards; all three off is verl's GRPO."""
 
     def __init__(self, config: DictConfig):
         self.r3 = validate_r3_config(config)
         bounds = self.r3.history.max_per_outcome, int(self.r3.history.max_gib * 2**30)
         self.history = History(self.r3.history.path, *bounds, seed=self.r3.seed)
-        self.alarm = DeadGroupAlarm(self.r3.warn_after_steps)
+        self.dead_group_alarm = DeadGroupAlarm(self.r3.warn_after_steps)
+        self.length_alarm = LengthAlarm(self.r3.warn_after_steps)
         self.watch = WorkerWatch()
         self.planner: ReflectionPlanner | None = None
         super().__init__(config)
 
     def _build_replay_buffer(self) -> ReplayBuffer:
-        # The registered name chose this class; from here on everything is verl's synchronous mode.
-        self.trainer_mode = "sync"
         buffer = super()._build_replay_buffer()
         if not isinstance(buffer, CrossContextReplayMixin):
             raise ValueError(
@@ -244,10 +244,13 @@ class R3Trainer(PPOTrainerSync):
         ranked = self._rank_truncated(batch) if self.r3.ranking.enable else {}
         ledger = group_ledger(batch, ranked)
         metrics.update(ledger)
-        warning = self.alarm.update(ledger)
+        self._sound(self.dead_group_alarm.update(ledger), "dead_groups", metrics)
+        return super()._compute_advantage(batch, metrics)
+
+    def _sound(self, warning: str | None, name: str, metrics: dict) -> None:
+        metrics[f"alarm/{name}"] = int(warning is not None)
         if warning:
             logger.warning(warning)
-        return super()._compute_advantage(batch, metrics)
 
     def _rank_truncated(self, batch: KVBatchMeta) -> dict[str, list[float]]:
         """SERR: overwrite the reward of the ranked rows of all-wrong groups; returns the rewards by group uid."""
@@ -318,8 +321,9 @@ class R3Trainer(PPOTrainerSync):
         plain = [
             key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_fresh(tag) and tag["variant"] == "plain"
         ]
-        super()._compute_metrics(batch.select_keys(plain), metrics, timing_raw, global_steps, epoch)
         metrics.update(series_metrics(batch))
+        self._sound(self.length_alarm.update(metrics), "length", metrics)
+        super()._compute_metrics(batch.select_keys(plain), metrics, timing_raw, global_steps, epoch)
         metrics["history/write_s"] = self.history.write_seconds
         metrics["history/wait_s"] = self.history.wait_seconds
         metrics["history/live_bytes"] = self.history.live_bytes

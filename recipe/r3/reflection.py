@@ -28,7 +28,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils import tensordict_utils as tu
 
-from .history import PLAIN, REFLECTION, History
+from .history import PLAIN, REFLECTION, History, Transfer
 from .r3_config import ReflectionConfig
 
 AGENT_NAME = "r3_reflection"
@@ -143,6 +143,9 @@ class ReflectionPlanner:
         variants = (PLAIN, REFLECTION) if self.config.count_reflected_attempts else (PLAIN,)
         rates = self.history.success_rates(query_ids, self.config.min_attempts, variants)
         hard = [row for row, query_id in enumerate(query_ids) if rates.get(query_id, 1.0) < self.config.threshold]
+        transfers = self.history.transfer(query_ids)
+        given_up = [row for row in hard if self._gives_up(transfers.get(query_ids[row]))]
+        hard = [row for row in hard if row not in given_up]
         rng = random.Random(f"{self.seed}/reflection/{step}")
         rng.shuffle(hard)
         chosen, over_budget, no_attempt = {}, 0, 0
@@ -163,8 +166,14 @@ class ReflectionPlanner:
             "reflection/prompts": len(chosen),
             "reflection/skipped_over_budget": over_budget,
             "reflection/skipped_no_attempt": no_attempt,
+            "reflection/given_up": len(given_up),
+            **transfer_metrics(list(transfers.values())),
         }
         return (self._extend(batch, chosen) if chosen else batch), metrics
+
+    def _gives_up(self, transfer: Transfer | None) -> bool:
+        patience = self.config.give_up_after
+        return bool(patience and transfer and transfer.reflected >= patience and not transfer.successes_after)
 
     def _messages(self, messages: list[dict], attempt_ids: list[int]) -> list[dict] | None:
         return build_reflection_messages(
@@ -189,6 +198,20 @@ class ReflectionPlanner:
         _set_column(extra, "raw_prompt", list(chosen.values()))
         _set_column(extra, "uid", [str(uuid.uuid4()) for _ in chosen])
         return tu.concat_tensordict([batch, extra])
+
+
+def transfer_metrics(transfers: list[Transfer]) -> dict[str, float]:
+    """Success share of plain prompts before the first reflection on their query and since, where both are known.
+
+    One query with 0 of 8 before and 2 of 4 after: before 0, after 0.5, queries 1. Queries weigh alike.
+    """
+    known = [t for t in transfers if t.attempts_before and t.attempts_after]
+    metrics = {"reflection/transfer/queries": len(known)}
+    if known:
+        shares = [(t.successes_before / t.attempts_before, t.successes_after / t.attempts_after) for t in known]
+        before, after = (sum(column) / len(known) for column in zip(*shares, strict=True))
+        metrics.update({"reflection/transfer/before": before, "reflection/transfer/after": after})
+    return metrics
 
 
 def _set_column(batch: TensorDict, name: str, values: list) -> None:

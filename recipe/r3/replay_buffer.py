@@ -116,7 +116,6 @@ class CrossContextReplayMixin:
         self.rollout_deadline_s = rollout_deadline_s
         self.group_size = group_size
         self.abort_rollouts = abort_rollouts
-        self.poll_interval = self.sampler_kwargs.get("poll_interval", self.poll_interval)
         self.reflection_groups = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
@@ -127,10 +126,11 @@ class CrossContextReplayMixin:
             return super().sample(global_steps, partition_id, batch_size)
         # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
         batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
-        rows = len(batch)
+        rows, tokens = len(batch), sum(tag["response_len"] for tag in batch.tags)
         batch, samples = self._describe(batch, global_steps)
         if self.rollout_deadline_s is not None:
             metrics["rollout/aborted_rows"] = rows - len(batch)
+            metrics["rollout/aborted_tokens"] = tokens - sum(tag["response_len"] for tag in batch.tags)
         replays = self._draw(batch, global_steps) if self.replay.enable else []
         if replays:
             batch = self._append(batch, replays, global_steps)
@@ -165,24 +165,17 @@ class CrossContextReplayMixin:
                 aborted.append(key)
                 continue
             finished.append(key)
-            info = _reward_info(row["extra_fields"])
+            tag.update(outcome_tag(row, str(row["query_id"])))
             log_probs = row.get("rollout_log_probs")
             sample = Sample(
-                query_id=str(row["query_id"]),
+                query_id=tag["group"],
                 tokens=row["responses"].numpy(),
-                correct=bool(info["acc"]),
-                score=float(row["rm_scores"].sum()),
-                truncated=bool(info["truncated"]),
+                correct=tag["correct"],
+                score=tag["score"],
+                truncated=tag["truncated"],
                 step=step,
-                variant=row["extra_fields"].get("prompt_variant", PLAIN),
+                variant=tag["variant"],
                 log_probs=None if log_probs is None else log_probs.numpy(),
-            )
-            tag.update(
-                group=sample.query_id,
-                variant=sample.variant,
-                correct=sample.correct,
-                truncated=sample.truncated,
-                score=sample.score,
             )
             if len(sample.tokens):
                 samples.append(sample)
@@ -240,14 +233,17 @@ class CrossContextReplayMixin:
         self, tags: list[dict], correct: bool | None, k: int, rng: random.Random, step: int, drawn: Counter
     ) -> list[Sample]:
         """At most `k` stored samples with that outcome for the group of these tags, by `algorithm.r3.replay`."""
-        replay = self.replay
+        replay, query_id = self.replay, tags[0]["group"]
         reflected = tags[0]["variant"] == REFLECTION or replay.reflected_to_plain
+        variants = (PLAIN, REFLECTION) if reflected else (PLAIN,)
+        if replay.other_queries:
+            query_id = self.history.draw_other_query(query_id, correct, rng, variants)
         return self.history.draw(
-            tags[0]["group"],
+            query_id,
             correct,
             k,
             rng,
-            variants=(PLAIN, REFLECTION) if reflected else (PLAIN,),
+            variants=variants,
             selection=replay.selection,
             max_length=self.max_response_length,
             min_step=0 if replay.max_age is None else step - replay.max_age,
@@ -314,6 +310,18 @@ def replayed_tag(fresh: dict, sample: Sample, row: dict, step: int) -> dict:
 
 def _order(tag: dict) -> tuple[str, str]:
     return tag["group"], tag["variant"]
+
+
+def outcome_tag(row: dict, group: str) -> dict:
+    """What the later stages need to know of a fresh row, from its `extra_fields` and `rm_scores`."""
+    info = _reward_info(row["extra_fields"])
+    return {
+        "group": group,
+        "variant": row["extra_fields"].get("prompt_variant", PLAIN),
+        "correct": bool(info["acc"]),
+        "truncated": bool(info["truncated"]),
+        "score": float(row["rm_scores"].sum()),
+    }
 
 
 def _reward_info(extra_fields: dict) -> dict:

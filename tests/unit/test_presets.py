@@ -5,9 +5,11 @@
 
 import pytest
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from r3_ext import doctor, sizing
 from r3_ext.launch import EXAMPLE_CONFIG, RECIPE_CONFIG, compose_config
+from recipe.r3.baseline import BaselineTrainer, LedgerMixin, MeasuredMixin
 
 PROFILES = ["embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_4x80gb", "gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"]
 METHODS = ["dapo", "grpo", "r3"]
@@ -170,7 +172,10 @@ def test_gpu_profiles_fit_their_gpus_and_their_name(composed, monkeypatch, profi
 
 def test_grpo_is_verls_own_trainer(composed):
     config = composed(DEFAULT, "grpo")
-    assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("sync", "grpo")
+    assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("baseline", "grpo")
+    # Verl's own but for what it measures.
+    assert BaselineTrainer.__mro__[1:] == (MeasuredMixin, LedgerMixin, *PPOTrainerSync.__mro__)
+    assert not [name for name in BaselineTrainer.__dict__ if not name.startswith(("__", "_abc"))]
     assert config.trainer.v1.sampler.custom_sampler == {"path": None, "name": None}
     assert not config.algorithm.filter_groups.enable
 

@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 from verl.workers.rollout.replica import TokenOutput
 
-from recipe.r3.history import PLAIN, REFLECTION, History, Sample
+from recipe.r3.history import PLAIN, REFLECTION, History, Sample, Transfer
 from recipe.r3.r3_config import ReflectionConfig
 from recipe.r3.reflection import (
     AGENT_NAME,
@@ -264,7 +264,42 @@ def test_a_hard_query_gets_a_second_row_with_a_wrong_attempt_without_its_end_tok
         "reflection/prompts": 1,
         "reflection/skipped_over_budget": 0,
         "reflection/skipped_no_attempt": 0,
+        "reflection/given_up": 0,
+        "reflection/transfer/queries": 0,
     }
+
+
+def add_attempts(tokenizer, history, step: int, *attempts: tuple[str, bool]) -> None:
+    """One attempt per (variant, correct) at the query `hard`."""
+    samples = [
+        Sample("hard", np.array(encode(tokenizer, f"{step} {n}")), correct, 0.0, False, step=step, variant=variant)
+        for n, (variant, correct) in enumerate(attempts)
+    ]
+    history.add(samples, step=step)
+
+
+def test_transfer_compares_the_plain_prompt_up_to_the_first_reflection_and_since(tokenizer, history):
+    wrong, right = (PLAIN, False), (PLAIN, True)
+    add_attempts(tokenizer, history, 1, wrong, wrong, wrong, wrong)
+    add_attempts(tokenizer, history, 2, wrong, wrong, wrong, right, (REFLECTION, True), (REFLECTION, False))
+    add_attempts(tokenizer, history, 3, right, wrong)
+    add_attempts(tokenizer, history, 4, right, right)
+    assert history.transfer(["hard", "never reflected on"]) == {"hard": Transfer(2, 8, 1, 4, 3)}
+    batch = make_batch(tokenizer, ["hard", "never reflected on"])
+    _, metrics = make_planner(tokenizer, history).augment(batch, step=5)
+    transfer = {key.rpartition("/")[2]: value for key, value in metrics.items() if "/transfer/" in key}
+    assert transfer == {"queries": 1, "before": 1 / 8, "after": 3 / 4}
+
+
+@pytest.mark.parametrize("plain_since,gives_up", [([], True), ([False, False], True), ([False, True], False)])
+def test_a_query_is_given_up_when_nothing_transfers(tokenizer, history, plain_since, gives_up):
+    add_attempts(tokenizer, history, 1, *[(PLAIN, False)] * 12)
+    add_attempts(tokenizer, history, 2, *[(REFLECTION, True)] * 4)
+    add_attempts(tokenizer, history, 3, *[(PLAIN, correct) for correct in plain_since])
+    batch = make_batch(tokenizer, ["hard"])
+    for give_up_after, expected in ((4, gives_up), (5, False), (None, False)):
+        _, metrics = make_planner(tokenizer, history, give_up_after=give_up_after).augment(batch, step=4)
+        assert (metrics["reflection/given_up"], metrics["reflection/prompts"]) == (expected, not expected)
 
 
 def test_a_reflection_row_keeps_every_other_field_and_the_plain_rows_stay(tokenizer, history):

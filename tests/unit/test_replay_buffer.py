@@ -17,12 +17,14 @@ from tensordict.tensorclass import NonTensorStack
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.r3 import replay_buffer
+from recipe.r3.baseline import count_discarded
 from recipe.r3.core_algos import REPLAY_MARK, compute_r3_advantage
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample
-from recipe.r3.metrics import DeadGroupAlarm, group_ledger, series_metrics
+from recipe.r3.metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from recipe.r3.r3_config import ReplayConfig
 from recipe.r3.replay_buffer import (
     R3ReplayBuffer,
@@ -241,10 +243,10 @@ def make_row(prompt=(7, 8, 9), response=(1, 2), score: float = 0.0, **changes) -
     }
 
 
-def stored(tokens=(4, 5, 6, 4), log_probs=(-0.1, -0.2, -0.3, -0.4), **changes) -> Sample:
+def stored(tokens=(4, 5, 6, 4), log_probs=(-0.1, -0.2, -0.3, -0.4), query="q", **changes) -> Sample:
     values = {"correct": True, "score": 1.75, "truncated": False, "step": 3, **changes}
     log_probs = None if log_probs is None else np.array(log_probs, dtype="float32")
-    return Sample("q", np.array(tokens, dtype="int32"), log_probs=log_probs, **values)
+    return Sample(query, np.array(tokens, dtype="int32"), log_probs=log_probs, **values)
 
 
 def test_a_replayed_row_has_the_fields_and_types_of_a_fresh_one():
@@ -320,7 +322,7 @@ def test_rows_of_reads_every_kind_of_non_tensor_column():
 def test_the_stall_clock_starts_again_with_every_response_and_every_finished_group(monkeypatch, progress):
     now = 0.0
     monkeypatch.setattr(replay_buffer, "time", SimpleNamespace(monotonic=lambda: now))
-    buffer = R3ReplayBuffer("sync", {}, None, "drop", {"poll_interval": 0})
+    buffer = R3ReplayBuffer("sync", {}, None, "drop", {}, poll_interval=0)
     buffer.attach(None, ReplayConfig(), 0, 100, stall_timeout_s=10, check_workers=lambda: None)
     buffer._last_progress, buffer._last_counts = now, None
     responses, groups = progress
@@ -332,6 +334,40 @@ def test_the_stall_clock_starts_again_with_every_response_and_every_finished_gro
     now += 3
     with pytest.raises(TimeoutError, match=f"{4 * responses} responses of {4 * groups} finished groups"):
         buffer._wait_for_next_poll("train", last_debug_time=0.0)
+
+
+# the alarm on growing answers
+
+
+def growing(length, truncated, acc, rows=64):
+    names = {"response_length": length, "truncated": truncated, "acc": acc}
+    return {"fresh/rows": rows, **{f"fresh/{name}/mean": value for name, value in names.items()}}
+
+
+@pytest.mark.parametrize(
+    "before,after,warns",
+    [
+        ((100, 0.1, 0.5), (112, 0.1, 0.5), True),  # longer by more than a tenth
+        ((100, 0.1, 0.5), (109, 0.1, 0.5), False),
+        ((100, 0.1, 0.5), (100, 0.16, 0.5), True),  # more truncated
+        ((100, 0.1, 0.5), (150, 0.3, 0.52), False),  # and better
+        ((100, 0.3, 0.5), (50, 0.1, 0.4), False),  # shorter and worse is another matter
+    ],
+)
+def test_growth_without_accuracy_is_told_once(before, after, warns):
+    alarm = LengthAlarm(patience=3)
+    told = [alarm.update(growing(*values)) for values in [before] * 3 + [after] * 3]
+    assert told[:5] == [None] * 5 and bool(told[5]) == warns
+    if warns:
+        assert "response_length" in told[5] and alarm.update(growing(*after)) is None
+
+
+def test_the_length_alarm_can_be_turned_off_and_passes_steps_without_fresh_rows():
+    off, patient = LengthAlarm(patience=0), LengthAlarm(patience=1)
+    for values in [(10, 0, 0.5), (99, 1, 0.1)]:
+        assert off.update(growing(*values)) is None
+    assert patient.update(growing(10, 0, 0.5)) is None and patient.update({"fresh/rows": 0}) is None
+    assert patient.update(growing(99, 0, 0.5))
 
 
 # the collector on TransferQueue
@@ -359,7 +395,7 @@ def make_buffer(transfer_queue, history):
     """make_buffer(stall_timeout_s, check_workers, **replay settings); the queue is emptied afterwards."""
 
     def make(stall_timeout_s: float = 30.0, check_workers=lambda: None, abort=None, **replay) -> R3ReplayBuffer:
-        buffer = R3ReplayBuffer("sync", {}, None, "drop", OmegaConf.create({"poll_interval": 0.02}))
+        buffer = R3ReplayBuffer("sync", {}, None, "drop", OmegaConf.create({}), poll_interval=0.02)
         deadline = {"rollout_deadline_s": 0.1, "group_size": N, "abort_rollouts": abort} if abort else {}
         buffer.attach(history, ReplayConfig(**replay), 0, 100, stall_timeout_s, check_workers, **deadline)
         return buffer
@@ -524,6 +560,33 @@ def test_answers_born_under_reflection_reach_plain_groups_only_on_request(make_b
     write_group("q", ("wrong",) * N, step=2)
     batch, _ = make_buffer(reflected_to_plain=allowed).sample(2, "train", 1)
     assert len(batch) == N + allowed
+
+
+def test_the_control_experiment_replays_answers_of_another_query_under_this_ones_prompt(make_buffer, history):
+    history.add(
+        [stored(correct=True, step=1), stored(correct=True, step=1, query="other", tokens=[55], log_probs=[-0.1])],
+        step=1,
+    )
+    uid = write_group("q", ("wrong",) * N, step=2)
+    batch, _ = make_buffer(other_queries=True).sample(2, "train", 1)
+    rows = read(batch)
+    assert len(batch) == N + 1 and rows[f"{uid}_{N}_0"]["responses"].tolist() == [55]
+    assert rows[f"{uid}_{N}_0"]["prompts"].tolist() == rows[f"{uid}_0_0"]["prompts"].tolist()
+
+
+def test_tokens_that_dynamic_sampling_throws_away_are_counted(transfer_queue, make_buffer):
+    buffer = ReplayBuffer(
+        *("sync", {}, None, "drop", {}),
+        **dict(poll_interval=0.02, refill_fn=lambda count: None, filter_groups_metric="acc"),
+        **dict(train_batch_size=2, gen_batch_size=1),
+    )
+    discarded = count_discarded(buffer)
+    write_group("alive", ("right", "wrong", "cut"), step=1)
+    write_group("dead", ("wrong",) * 3, step=1, length=10)  # 10 + 11 + 12 tokens
+    write_group("surplus", ("right", "wrong", "wrong"), step=2, length=20)  # 20 + 21 + 22 tokens
+    batch, metrics = buffer.sample(1, "train", 1)
+    assert len(batch) == 3 and metrics["training/filter_groups/evicted_samples"] == 1
+    assert discarded["tokens"] == 33 + 63
 
 
 @pytest.mark.parametrize("allowed", [False, True])

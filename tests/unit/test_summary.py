@@ -17,12 +17,11 @@ def row(step, score, **extra):
         "training/epoch": (step - 1) // 2,
         "fresh/score/mean": score,
         "fresh/rows": 8,
-        "fresh/tokens": 100,
+        "generated/tokens": 150,
         "fresh/acc/mean": 0.25,
         "fresh/truncated/mean": 0.5,
         "replay/rows": 1,
         "reflection/rows": 4,
-        "reflection/tokens": 50,
         "reflection/prompts": 1,
         "reflection/solved": 1,
         "response_length/mean": 12.5,
@@ -39,7 +38,7 @@ def test_counts_add_up_over_steps_and_kinds_of_rows():
     rows = [validation, row(1, 0.5), row(2, 0.7), row(3, 0.9, **{"val-core/aime/acc/mean@4": 0.5})]
     summary = summarise(rows, batch_size=2, n=4, seconds_total=60.0)
     assert (summary["steps"], summary["epochs"], summary["prompts"]) == (3, 2, 6)
-    assert summary["generated_tokens"] == 3 * (100 + 50)
+    assert summary["generated_tokens"] == 3 * 150
     assert summary["trained_rows"] == 3 * (8 + 1 + 4)
     assert summary["groups"]["rescued_by_replay"] == 3 and summary["groups"]["still_dead"] == 0
     assert summary["reflection"] == {"prompts": 3, "solved": 3}

@@ -14,8 +14,12 @@ def independent_answer(problem: str) -> int:
     """The result of the problem text, computed by reading the text alone."""
     value = int(re.search(r"Start with (\d+)", problem).group(1))
     for verb, operand in re.findall(r"(Add|Subtract|Multiply by) (\d+)", problem):
-        value = {"Add": value + int(operand), "Subtract": value - int(operand)}.get(verb, value * int(operand))
+        value = {"Add": value + int(operand), "Subtract": value - int(operand)}.get(verb, value * int(operand)) % 10
     return value
+
+
+def boxed_digit(text: str) -> str:
+    return re.fullmatch(r".*\\boxed\{(\d)\}", text, re.DOTALL)[1]
 
 
 def test_reference_answers_follow_from_the_problem_text():
@@ -24,12 +28,28 @@ def test_reference_answers_follow_from_the_problem_text():
         assert task.solution().endswith(f"\\boxed{{{task.answer}}}")
 
 
-def test_wrong_answers_are_wrong_and_rambles_have_none():
-    rng = Random(0)
-    for task in tasks.make_tasks(100, seed=2):
-        for text in (task.slip(rng), task.guess(rng)):
-            assert re.findall(r"\\boxed\{(-?\d+)\}", text)[-1] != task.answer
+def test_every_line_of_a_solution_is_a_true_fact():
+    for task in tasks.make_tasks(80, seed=1):
+        facts = re.findall(r"(\d)([+*-])(\d)=(\d)\.", task.solution())
+        assert len(facts) == task.difficulty
+        assert all(tasks.apply(sign, int(left), int(right)) == int(told) for left, sign, right, told in facts)
+
+
+def test_one_slip_makes_an_answer_wrong_and_rambles_have_none():
+    rng, beliefs = Random(0), tasks.Beliefs()
+    for task in tasks.make_tasks(200, seed=2):
+        assert boxed_digit(beliefs.slip(task, rng)) != task.answer
     assert "boxed" not in tasks.ramble(rng)
+
+
+def test_attempts_are_as_right_as_the_beliefs_and_a_full_boost_is_always_right():
+    rng, beliefs = Random(0), tasks.Beliefs()
+    for start, fact in ((value, fact) for value in range(10) for fact in tasks.STEPS[::4]):
+        task = tasks.Task(start, (fact,))
+        told = [beliefs.attempt(task, rng, 0.0) for _ in range(400)]
+        share = sum("boxed" in text and boxed_digit(text) == task.answer for text in told) / len(told)
+        assert share == pytest.approx(beliefs.p_right[(start, *fact)] * (1 - tasks.P_RAMBLE[1]), abs=0.1)
+        assert beliefs.attempt(task, rng, 1.0) == task.solution()
 
 
 def test_problems_are_seeded_different_and_graded():
@@ -37,7 +57,7 @@ def test_problems_are_seeded_different_and_graded():
     texts = [task.problem for task in (*train, *val)]
     assert len(set(texts)) == 120
     assert texts == [task.problem for task in sum(tasks.split_tasks(100, 20, seed=3), [])]
-    assert {task.difficulty for task in train} == {1, 2, 3, 4, 5}
+    assert {task.difficulty for task in train} == set(range(1, tasks.LEVELS + 1))
 
 
 @pytest.fixture(scope="module")

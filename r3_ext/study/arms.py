@@ -1,0 +1,55 @@
+"""The arms of a study: what is compared, each as a method of `r3 run` and overrides.
+
+All arms share model, data, reward, profile and budget of generated tokens. The length bonus belongs to the reward and
+is on for every arm but one.
+"""
+
+from dataclasses import dataclass
+
+MECHANISMS = {"ccr": "replay", "isr": "reflection", "serr": "ranking"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    title: str
+    method: str
+    overrides: tuple[str, ...] = ()
+
+
+def _only(*kept: str) -> tuple[str, ...]:
+    """Overrides that turn the other mechanisms off."""
+    return tuple(f"algorithm.r3.{key}.enable=False" for name, key in MECHANISMS.items() if name not in kept)
+
+
+ARMS = {
+    "grpo": Arm("GRPO", "grpo"),
+    "dapo": Arm("DAPO (dynamic sampling, clip-higher)", "dapo"),
+    "ccr": Arm("+CCR", "r3", _only("ccr")),
+    "isr": Arm("+ISR", "r3", _only("isr")),
+    "serr": Arm("+SERR", "r3", _only("serr")),
+    "r3": Arm("R^3, all three", "r3"),
+    "r3_no_bonus": Arm("R^3 without the length bonus", "r3", ("reward.reward_kwargs.length_bonus=False",)),
+    "ccr_random": Arm(
+        "control: CCR with samples of random other problems",
+        "r3",
+        (*_only("ccr"), "algorithm.r3.replay.other_queries=True"),
+    ),
+    "no_ccr": Arm("R^3 without CCR", "r3", _only("isr", "serr")),
+    "no_isr": Arm("R^3 without ISR", "r3", _only("ccr", "serr")),
+    "no_serr": Arm("R^3 without SERR", "r3", _only("ccr", "isr")),
+}
+DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_random")
+EMBEDDED = (
+    # Six steps an epoch: replay and reflection have a history after the first.
+    "data.train_max_samples=96",
+    "data.val_max_samples=128",
+    "actor_rollout_ref.rollout.val_kwargs.n=4",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+    "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+    "trainer.total_training_steps=1000",
+    "trainer.total_epochs=1000",
+    "trainer.test_freq=8",
+    "trainer.val_before_train=True",
+    "trainer.save_freq=-1",
+)
+"""Settings of a study on the embedded profile: minutes per cell on two cores."""

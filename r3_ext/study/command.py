@@ -1,0 +1,195 @@
+"""`r3 study`: R^3, its parts and its baselines at equal generated tokens, several seeds, one run folder per cell.
+
+    r3 study                                    the default arms, five seeds, on this machine's profile
+    r3 study --arms grpo r3 --seeds 0 1 2       some of them
+    r3 study --summarise                        tables and figures of what there is, without training
+
+A cell (one arm, one seed) is an ordinary `r3 run` in OUT/ARM/seed_N. It ends at the first validation after --tokens
+generated tokens. Cells that are complete are skipped, others start anew: call it again after an interruption.
+Everything after the options is a hydra override for every cell.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
+from r3_ext.launch import ROOT, gpu_count
+from r3_ext.study import arms
+from r3_ext.study.outcome import compare, curve_of
+from r3_ext.summary import read_metrics
+
+PLAN = "study.json"
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="r3 study", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = "\n".join(f"  {name:<12}{arm.title}" for name, arm in arms.ARMS.items())
+    parser.add_argument("--arms", nargs="+", choices=arms.ARMS, default=arms.DEFAULT, metavar="ARM", help=names)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
+    parser.add_argument("--tokens", type=int, default=100_000, help="budget of generated tokens of a cell")
+    parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/study"))
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; more than one needs a shared Ray cluster")
+    parser.add_argument("--summarise", action="store_true", help="train nothing")
+    parser.add_argument("overrides", nargs="*", help="hydra overrides for every cell")
+    args = parser.parse_intermixed_args(argv)
+    for name, value in {"--tokens": args.tokens, "--jobs": args.jobs}.items():
+        if value < 1:
+            parser.error(f"{name} must be at least 1, got {value}")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    console = Console()
+    profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED_PROFILE)
+    plan = {"tokens": args.tokens, "profile": profile, "overrides": args.overrides}
+    if error := check_plan(args.out, plan, args.summarise):
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 2
+    failed = [] if args.summarise else train(args, profile, console)
+    results = summarise(args.out, json.loads((args.out / PLAN).read_text()))
+    show(results, console)
+    for cell in failed:
+        console.print(f"failed: {cell}, see its run.log; call the same command again to repeat it", soft_wrap=True)
+    return 1 if failed else 0
+
+
+def check_plan(out: Path, plan: dict, read_only: bool) -> str | None:
+    """Write the plan of a new study; the sentence that says why this one cannot go on in `out`, or None."""
+    file = out / PLAN
+    if read_only:
+        return None if file.exists() else f"{out} holds no study; --out names its folder"
+    if file.exists():
+        if (known := json.loads(file.read_text())) != plan:
+            return f"{out} holds a study with {known}, this is {plan}; take another --out"
+        return None
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(plan, indent=2) + "\n")
+    return None
+
+
+def train(args: argparse.Namespace, profile: str, console: Console) -> list[str]:
+    """Run the cells that are not complete, seed by seed so that every arm has some early; returns those that failed."""
+    cells = [(arm, seed) for seed in args.seeds for arm in args.arms]
+    columns = TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    failed = []
+    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(args.jobs) as pool:
+        bar = progress.add_task("cells", total=len(cells))
+
+        def run(cell: tuple[str, int]) -> None:
+            arm, seed = cell
+            folder = args.out / arm / f"seed_{seed}"
+            if not is_complete(folder, args.tokens):
+                shutil.rmtree(folder, ignore_errors=True)
+                code = subprocess.run(
+                    cell_command(args, profile, arm, seed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                ).returncode
+                if code or not is_complete(folder, args.tokens):
+                    failed.append(f"{arm} seed {seed}")
+            progress.console.print(describe(arm, seed, folder), highlight=False)
+            progress.advance(bar)
+
+        list(pool.map(run, cells))
+    return failed
+
+
+def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
+    chosen = arms.ARMS[arm]
+    return [
+        *(sys.executable, "-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
+        *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
+        *("--until-tokens", str(args.tokens)),
+        *(arms.EMBEDDED if profile == EMBEDDED_PROFILE else ()),
+        # data.seed follows it; the engine's seed is its own.
+        *(f"algorithm.r3.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"),
+        *chosen.overrides,
+        *args.overrides,
+    ]
+
+
+def is_complete(folder: Path, tokens: int) -> bool:
+    """Whether the cell ended well and its last validation lies behind the budget."""
+    summary = folder / "summary.json"
+    if not summary.exists() or json.loads(summary.read_text())["exit_code"] != 0:
+        return False
+    reached, _ = curve_of(read_metrics(folder / "metrics.jsonl"))
+    return len(reached) > 1 and reached[-1] >= tokens
+
+
+def describe(arm: str, seed: int, folder: Path) -> str:
+    tokens, accuracy = curve_of(read_metrics(folder / "metrics.jsonl"))
+    if not len(tokens):
+        return f"{arm:<12}seed {seed}  no validation"
+    seconds = json.loads((folder / "summary.json").read_text())["seconds"]["total"]
+    return (
+        f"{arm:<12}seed {seed}  val {accuracy[0]:.3f} to {accuracy[-1]:.3f}, {tokens[-1]:,.0f} tokens, {seconds:.0f} s"
+    )
+
+
+def summarise(out: Path, plan: dict) -> dict:
+    """Compare the complete cells; writes results.json and curves.csv into the study's folder."""
+    curves: dict[str, dict[int, tuple]] = {}
+    for arm in arms.ARMS:
+        for folder in sorted((out / arm).glob("seed_*")):
+            if is_complete(folder, plan["tokens"]):
+                seed = int(folder.name.removeprefix("seed_"))
+                curves.setdefault(arm, {})[seed] = curve_of(read_metrics(folder / "metrics.jsonl"))
+    results = {**plan, "arms": compare(curves, plan["tokens"])}
+    (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
+    with open(out / "curves.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "seed", "generated_tokens", "accuracy"])
+        for arm, cells in curves.items():
+            for seed, (tokens, accuracy) in sorted(cells.items()):
+                pairs = zip(tokens, accuracy, strict=True)
+                writer.writerows([arm, seed, int(x), round(float(y), 4)] for x, y in pairs)
+    return results
+
+
+def to_json(value):
+    """NaN is not JSON: null."""
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return round(value, 5) if math.isfinite(value) else None
+    return value
+
+
+def show(results: dict, console: Console) -> None:
+    table = Table(title=f"at {results['tokens']:,} generated tokens; mean and 95 % interval over seeds")
+    for column in ("arm", "seeds", "accuracy", "mean so far", "to GRPO, by seed", "speed-up"):
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for arm, row in results["arms"].items():
+        speedup = row.get("speedup", math.nan)
+        table.add_row(
+            arm,
+            str(row["accuracy"]["seeds"]),
+            *(text(row[key]) if key in row else "" for key in ("accuracy", "mean_accuracy", "difference")),
+            f"{speedup:.2f}" if math.isfinite(speedup) else "not reached",
+        )
+    console.print(table)
+
+
+def text(found: dict) -> str:
+    half = f" ±{(found['high'] - found['low']) / 2:.3f}" if "low" in found else ""
+    return f"{found['mean']:.3f}{half}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""What a study found, from the metrics of its cells: pure functions, no runs, no files.
+
+A curve is (tokens, accuracy): generated tokens so far, and Pass@1 on validation, at each validation of a cell.
+Shapes: V validations of a cell, S seeds.
+"""
+
+import math
+
+import numpy as np
+
+from r3_ext.report.bands import interval
+from r3_ext.summary import validation_accuracy
+
+Curve = tuple[np.ndarray, np.ndarray]
+
+
+def curve_of(rows: list[dict]) -> Curve:
+    """The curve of a cell from the rows of its metrics.jsonl; two (V,) arrays."""
+    tokens, points = 0.0, []
+    for row in rows:
+        tokens += row.get("generated/tokens", 0)
+        accuracy = validation_accuracy(row)
+        if accuracy is not None:
+            points.append((tokens, accuracy))
+    return tuple(np.array(column, dtype=float) for column in zip(*points, strict=True)) if points else (_NONE, _NONE)
+
+
+_NONE = np.zeros(0)
+
+
+def accuracy_at(curve: Curve, tokens: float) -> float:
+    """Accuracy at that many generated tokens, linear between validations; NaN where the curve does not reach.
+
+    Validations (0, 0.2) and (100, 0.4): 0.3 at 50 tokens.
+    """
+    x_V, y_V = curve
+    return float(np.interp(tokens, x_V, y_V)) if len(x_V) and x_V[0] <= tokens <= x_V[-1] else math.nan
+
+
+def mean_accuracy(curve: Curve, tokens: float) -> float:
+    """Mean accuracy over the whole budget, the area under the curve: less noisy than any one validation."""
+    x_V, y_V = curve
+    if math.isnan(end := accuracy_at(curve, tokens)):
+        return math.nan
+    kept_V = x_V < tokens
+    x, y = np.append(x_V[kept_V], tokens), np.append(y_V[kept_V], end)
+    return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def tokens_to(curve: Curve, accuracy: float) -> float:
+    """Generated tokens at which the curve first reaches that accuracy, linear between validations; inf if never."""
+    x_V, y_V = curve
+    reached_V = np.flatnonzero(y_V >= accuracy)
+    if not len(reached_V):
+        return math.inf
+    at = reached_V[0]
+    if at == 0:
+        return float(x_V[0])
+    share = (accuracy - y_V[at - 1]) / (y_V[at] - y_V[at - 1])
+    return float(x_V[at - 1] + share * (x_V[at] - x_V[at - 1]))
+
+
+def spread(values: list[float]) -> dict[str, float | int]:
+    """Mean and 95 % t-interval over seeds, without the NaN ones; one value has no interval."""
+    known = np.array([value for value in values if not math.isnan(value)])
+    if len(known) < 3:
+        return {"mean": float(known.mean()) if len(known) else math.nan, "seeds": len(known)}
+    mean, low, high = (float(end[0]) for end in interval(known[:, None]))
+    return {"mean": mean, "low": low, "high": high, "seeds": len(known)}
+
+
+def compare(curves: dict[str, dict[int, Curve]], budget: float, baseline: str = "grpo") -> dict[str, dict]:
+    """Figures of each arm at `budget` generated tokens, from its curves by seed.
+
+    accuracy, mean_accuracy: see above. difference: of `accuracy` to the baseline's, seed by seed. speedup: budget over
+    the tokens that the arm's mean curve needs for the baseline's mean accuracy at the budget; 2 means half the tokens,
+    NaN that the arm does not reach it.
+    """
+    at = {arm: {seed: accuracy_at(curve, budget) for seed, curve in cells.items()} for arm, cells in curves.items()}
+    target = np.nanmean(list(at[baseline].values())) if any(map(math.isfinite, at.get(baseline, {}).values())) else None
+    found = {}
+    for arm, cells in curves.items():
+        found[arm] = {
+            "accuracy": spread(list(at[arm].values())),
+            "mean_accuracy": spread([mean_accuracy(curve, budget) for curve in cells.values()]),
+        }
+        if target is not None:
+            pairs = [at[arm][seed] - at[baseline][seed] for seed in cells if seed in at[baseline]]
+            needed = tokens_to(mean_curve(list(cells.values()), budget), target)
+            found[arm]["difference"] = spread(pairs)
+            found[arm]["speedup"] = budget / needed if needed not in (0.0, math.inf) else math.nan
+    return found
+
+
+def mean_curve(curves: list[Curve], budget: float, points: int = 200) -> Curve:
+    """Mean accuracy of the curves that reach the budget, on a grid of tokens from 0 to it."""
+    grid = np.linspace(0, budget, points)
+    whole = [curve for curve in curves if not math.isnan(accuracy_at(curve, budget))]
+    if not whole:
+        return _NONE, _NONE
+    return grid, np.mean([np.interp(grid, *curve) for curve in whole], axis=0)

@@ -1,0 +1,94 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What a fair comparison needs and verl does not log, for R^3 and for verl's own trainer alike.
+
+`MeasuredMixin` adds to any synchronous trainer: unbiased validation figures (`val/`), and every token that was
+generated for training (`generated/tokens`), those of groups that dynamic sampling threw away included.
+`BaselineTrainer` is verl's synchronous trainer with nothing else: `trainer.v1.trainer_mode=baseline`.
+"""
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from .metrics import group_ledger, series_metrics
+from .replay_buffer import group_of, outcome_tag, rows_of
+from .validation import validation_metrics
+
+
+class MeasuredMixin:
+    """Measurements on verl's synchronous trainer; the training itself is untouched."""
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        # The registered name chose this class; from here on everything is verl's synchronous mode.
+        self.trainer_mode = "sync"
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = buffer.sampler_kwargs.get("poll_interval", buffer.poll_interval)
+        self._discarded = count_discarded(buffer)
+        return buffer
+
+    def _val_metrics_update(self, data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs) -> dict:
+        metrics = super()._val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs)
+        names = ("acc", "truncated", "response_length")
+        columns = [reward_extra_infos_dict.get(name, []) for name in names]
+        # A reward manager that reports something else has verl's own figures only; a failed rollout has none at all.
+        rows = [row for row in zip(data_sources, sample_uids, *columns, strict=False) if None not in row]
+        return {**metrics, **(validation_metrics(*zip(*rows, strict=True)) if rows else {})}
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        kept = metrics["fresh/tokens"] + metrics["reflection/tokens"] + metrics.get("rollout/aborted_tokens", 0)
+        metrics["generated/tokens"] = kept + self._discarded["tokens"]
+        metrics["generated/discarded_tokens"] = self._discarded["tokens"]
+        self._discarded["tokens"] = 0
+
+
+def count_discarded(buffer: ReplayBuffer) -> dict[str, int]:
+    """A count, under `tokens`, of the response tokens that `buffer` throws away from now on.
+
+    verl drops groups without signal, and the surplus of dynamic sampling, in one place and logs their number only.
+    """
+    discarded, clear = {"tokens": 0}, buffer._clear_groups
+
+    def counting(partition_id: str, uids: set[str]) -> None:
+        rows = buffer.partitions[partition_id].items()
+        discarded["tokens"] += sum(tag["response_len"] for key, tag in rows if group_of(key) in uids)
+        clear(partition_id, uids)
+
+    buffer._clear_groups = counting
+    return discarded
+
+
+class LedgerMixin:
+    """The ledger and the series of a trainer whose data collector does not tag outcomes."""
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
+        batch_rows = zip(batch.keys, batch.tags, strict=True)
+        kept = {key: tag for key, tag in batch_rows if not tag.get("is_padding", False)}
+        data = tq.kv_batch_get(
+            keys=list(kept), partition_id=batch.partition_id, select_fields=["extra_fields", "rm_scores"]
+        )
+        rows = zip(kept.items(), rows_of(data), strict=True)
+        tags = [{**tag, **outcome_tag(row, group_of(key))} for (key, tag), row in rows]
+        described = KVBatchMeta(partition_id=batch.partition_id, keys=list(kept), tags=tags)
+        metrics.update(group_ledger(described, {}))
+        metrics.update(series_metrics(described))
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+
+
+@register_trainer("baseline")
+class BaselineTrainer(MeasuredMixin, LedgerMixin, PPOTrainerSync):
+    """verl's synchronous trainer, measured as R^3 is."""

@@ -1,0 +1,172 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What validation in training and `r3 eval` report, with intervals over problems. Pure functions of numpy arrays.
+
+P problems, R rows (one answer each), M metrics, B resamples. An interval resamples problems, not answers: it says how
+far the figure would move with other problems of the same kind, and holds the chance of sampling the answers as well.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
+LEVEL = 0.95
+CELLS = 1 << 22
+"""Draws of the bootstrap that are in memory at a time: 32 MiB of indices, as much again of weights."""
+
+
+def pass_at_k(attempts: Sequence[int], successes: Sequence[int], k: int) -> np.ndarray:
+    """Probability that k of a problem's answers, drawn without replacement, hold a right one: 1 - C(n-c,k) / C(n,k).
+
+    1 right of 4 gives 0.25, 0.5, 0.75, 1 for k = 1..4. The quotient is a product of k factors below 1, so that nothing
+    overflows; n - c < k gives the factor 0.
+
+    Args:
+        attempts, successes: n and c of each problem, (P,).
+
+    Returns:
+        (P,) probabilities.
+
+    Raises:
+        ValueError: k is not in [1, smallest n], or c not in [0, n].
+    """
+    n_P, c_P = np.asarray(attempts, dtype=np.int64), np.asarray(successes, dtype=np.int64)
+    if n_P.shape != c_P.shape or np.any(c_P < 0) or np.any(c_P > n_P):
+        raise ValueError(f"successes must be in [0, attempts] for each problem, got {c_P} of {n_P}")
+    if not 1 <= k or np.any(n_P < k):
+        raise ValueError(f"k must be in [1, {n_P.min()}], the smallest number of attempts, got {k}")
+    none_right_P = np.ones(n_P.shape)
+    for drawn in range(k):
+        none_right_P *= (n_P - c_P - drawn) / (n_P - drawn)
+    return 1 - none_right_P
+
+
+def maj_at_n(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
+    """Share of right ones among a problem's most frequent answers: 1 or 0 unless several are tied.
+
+    Ties count their mean, which is what a fair draw among them earns and does not depend on the order of the rows.
+    No answer (None) has no vote; without any answer the vote is wrong. `["5", "4", "5", None]` votes 5.
+
+    Args:
+        answers: answers in one normal form, (R,).
+        correct: verdicts, (R,).
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    most = max(votes.values(), default=None)
+    elected = [right for answer, right in zip(answers, correct, strict=True) if votes[answer] == most]
+    return float(np.mean(elected)) if elected else 0.0
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, .. up to `largest`, and `largest`."""
+    return sorted({1 << power for power in range(largest.bit_length())} | {largest}) if largest else []
+
+
+def bootstrap(values, seed: int | Sequence[int], counts=None, resamples: int = RESAMPLES) -> np.ndarray:
+    """Means of `resamples` draws of P problems with replacement; equal seeds and P draw the same problems.
+
+    Args:
+        values: of each problem, (P,) or (P, M).
+        counts: without it a problem counts once. With it, shape of `values`: `values` are sums over that many rows, and
+            the mean is one over rows, sum(values) / sum(counts).
+        seed: of a generator of its own.
+
+    Returns:
+        (B,) or (B, M); NaN where the drawn problems have no row at all.
+    """
+    values_PM = np.asarray(values, dtype=np.float64)
+    counts_PM = np.ones_like(values_PM) if counts is None else np.asarray(counts, dtype=np.float64)
+    if not len(values_PM) or counts_PM.shape != values_PM.shape:
+        raise ValueError(
+            f"values and counts must have one shape and a problem, got {values_PM.shape}, {counts_PM.shape}"
+        )
+    means = []
+    for weights_BP in _resampled(len(values_PM), np.random.default_rng(seed), resamples):
+        with np.errstate(invalid="ignore"):
+            means.append((weights_BP @ values_PM) / (weights_BP @ counts_PM))
+    return np.concatenate(means)
+
+
+def _resampled(problems: int, rng: np.random.Generator, resamples: int) -> Iterator[np.ndarray]:
+    """How often each problem was drawn in each resample, (B, P), in blocks that fit the memory."""
+    block = max(1, CELLS // problems)
+    for begin in range(0, resamples, block):
+        size = min(block, resamples - begin)
+        cells = rng.integers(problems, size=(size, problems)) + problems * np.arange(size)[:, None]
+        yield np.bincount(cells.ravel(), minlength=size * problems).reshape(size, problems).astype(np.float64)
+
+
+def percentiles(means: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of the percentile interval of bootstrap means (B,) or (B, M)."""
+    low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
+def interval(values, seed: int | Sequence[int], counts=None, level: float = LEVEL, resamples: int = RESAMPLES):
+    """Percentile interval of the mean over problems: (low, high) for values (P,), two (M,) arrays for (P, M).
+
+    Arguments as in `bootstrap`. A single problem gives an interval of no width, since nothing is known of others.
+    """
+    return percentiles(bootstrap(values, seed, counts, resamples), level)
+
+
+def validation_metrics(
+    data_sources: Sequence[str],
+    uids: Sequence[str],
+    correct: Sequence[float],
+    truncated: Sequence[float],
+    tokens: Sequence[float],
+    seed: int = 0,
+) -> dict[str, float]:
+    """Figures of each data source under `val/<source>/`; all arguments have one entry per row, (R,).
+
+    `pass@1` is the mean over problems of the share of right answers, with `pass@1/low` and `/high`; `pass@k` is
+    unbiased, for k = 2, 4, .. and n, the smallest number of answers that a problem has. `tokens/all`, `/correct` and
+    `/wrong` are means over rows, absent when there is no such row.
+
+    Args:
+        uids: the same for all rows of a problem.
+        correct, truncated: 0 or 1.
+
+    Raises:
+        ValueError: lengths differ, or a verdict is neither 0 nor 1.
+    """
+    columns = [np.asarray(column) for column in (data_sources, uids, correct, truncated, tokens)]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"every column must have one entry per row, got lengths {[len(c) for c in columns]}")
+    for name, column in (("correct", columns[2]), ("truncated", columns[3])):
+        if not np.isin(column, (0, 1)).all():
+            raise ValueError(f"{name} must be 0 or 1 in every row, got {column[~np.isin(column, (0, 1))][0]}")
+    metrics = {}
+    for source in np.unique(columns[0]):
+        rows = columns[0] == source
+        figures = _source_metrics(*(column[rows] for column in columns[1:]), seed=seed)
+        metrics |= {f"val/{source}/{name}": float(value) for name, value in figures.items()}
+    return metrics
+
+
+def _source_metrics(uids_R, correct_R, truncated_R, tokens_R, seed: int) -> dict[str, float]:
+    _, problem_R = np.unique(uids_R, return_inverse=True)
+    attempts_P = np.bincount(problem_R)
+    successes_P = np.bincount(problem_R[correct_R == 1], minlength=len(attempts_P))
+    low, high = interval(successes_P / attempts_P, seed)
+    metrics = {"pass@1": np.mean(successes_P / attempts_P), "pass@1/low": low, "pass@1/high": high}
+    for k in powers_of_two(int(attempts_P.min()))[1:]:
+        metrics[f"pass@{k}"] = np.mean(pass_at_k(attempts_P, successes_P, k))
+    for name, rows in (("all", slice(None)), ("correct", correct_R == 1), ("wrong", correct_R == 0)):
+        if len(tokens_R[rows]):
+            metrics[f"tokens/{name}"] = np.mean(tokens_R[rows])
+    return metrics | {"truncated": np.mean(truncated_R), "problems": len(attempts_P)}

@@ -1,0 +1,151 @@
+"""`r3 study`: figures at equal tokens by hand, arms that differ where they mean to, cells that are complete or not."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from r3_ext import launch
+from r3_ext.study import arms, command, outcome
+
+CURVE = (np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.4, 0.3]))
+
+
+def rows(*validations):
+    """Rows of a metrics.jsonl: 100 generated tokens per training step, and these accuracies from step 0 on."""
+    found = []
+    for step, accuracy in enumerate(validations):
+        row = {"step": step}
+        if step:
+            row |= {"training/global_step": step, "generated/tokens": 100, "timing_s/step": 1.0, "training/epoch": 0}
+            row["critic/score/mean"] = 0.5
+        if accuracy is not None:
+            row["val-core/arithmetic/acc/mean@4"] = accuracy
+        found.append(row)
+    return found
+
+
+def test_a_curve_counts_the_tokens_of_all_steps_before_a_validation():
+    tokens, accuracy = outcome.curve_of(rows(0.2, None, 0.4, 0.3))
+    assert tokens.tolist() == [0, 200, 300] and accuracy.tolist() == [0.2, 0.4, 0.3]
+    assert [len(column) for column in outcome.curve_of([{"step": 1}])] == [0, 0]
+
+
+@pytest.mark.parametrize("tokens,accuracy", [(0, 0.2), (50, 0.3), (100, 0.4), (150, 0.35), (200, 0.3)])
+def test_accuracy_between_validations_is_linear(tokens, accuracy):
+    assert outcome.accuracy_at(CURVE, tokens) == pytest.approx(accuracy)
+
+
+def test_a_curve_that_does_not_reach_the_budget_has_no_accuracy_there():
+    assert math.isnan(outcome.accuracy_at(CURVE, 201)) and math.isnan(outcome.mean_accuracy(CURVE, 201))
+
+
+def test_the_mean_accuracy_is_the_area_under_the_curve():
+    assert outcome.mean_accuracy(CURVE, 100) == pytest.approx(0.3)
+    assert outcome.mean_accuracy(CURVE, 200) == pytest.approx((0.3 + 0.35) / 2)
+    assert outcome.mean_accuracy(CURVE, 150) == pytest.approx((0.3 * 100 + 0.375 * 50) / 150)
+
+
+@pytest.mark.parametrize("accuracy,tokens", [(0.1, 0), (0.2, 0), (0.3, 50), (0.4, 100), (0.41, math.inf)])
+def test_tokens_to_an_accuracy_are_those_of_its_first_crossing(accuracy, tokens):
+    assert outcome.tokens_to(CURVE, accuracy) == pytest.approx(tokens)
+
+
+def test_the_spread_over_seeds_is_a_t_interval_without_missing_values():
+    found = outcome.spread([1.0, 2.0, 3.0, 4.0, 5.0, math.nan])
+    half = 2.7764 * math.sqrt(2.5) / math.sqrt(5)
+    assert found == {"mean": 3.0, "low": pytest.approx(3 - half), "high": pytest.approx(3 + half), "seeds": 5}
+    assert outcome.spread([1.0, 2.0]) == {"mean": 1.5, "seeds": 2}
+    assert math.isnan(outcome.spread([])["mean"])
+
+
+def straight(end, start=0.2, budget=100.0):
+    return np.array([0.0, budget]), np.array([start, end])
+
+
+def test_arms_are_compared_seed_by_seed_and_by_the_tokens_to_the_baselines_accuracy():
+    curves = {
+        "grpo": {0: straight(0.3), 1: straight(0.4), 2: straight(0.5)},
+        "r3": {0: straight(0.5), 1: straight(0.6), 2: straight(0.7)},
+        "dapo": {0: straight(0.25), 1: straight(0.2), 2: straight(0.3)},
+    }
+    found = outcome.compare(curves, 100)
+    assert found["r3"]["difference"]["mean"] == pytest.approx(0.2)
+    assert found["r3"]["difference"]["low"] == pytest.approx(0.2), "every seed gains as much"
+    # From 0.2 to 0.6 on average: GRPO's 0.4 lies halfway.
+    assert found["r3"]["speedup"] == pytest.approx(2.0, rel=0.01) and found["grpo"]["speedup"] == pytest.approx(1.0)
+    assert math.isnan(found["dapo"]["speedup"]), "it never gets there"
+
+
+def test_arms_differ_from_the_full_method_in_their_mechanism_alone():
+    def flat(overrides):
+        config = launch.compose_config(["+profile=embedded", "+method=r3", *overrides])
+        r3 = OmegaConf.to_container(config, resolve=True)["algorithm"]["r3"]
+        return {**{name: r3[name]["enable"] for name in arms.MECHANISMS.values()}, **r3["replay"]}
+
+    full = flat(arms.ARMS["r3"].overrides)
+    assert all(full[name] for name in arms.MECHANISMS.values())
+    for name, key in arms.MECHANISMS.items():
+        others = [other for other in arms.MECHANISMS.values() if other != key]
+        only, without = flat(arms.ARMS[name].overrides), flat(arms.ARMS[f"no_{name}"].overrides)
+        assert only[key] and not any(only[other] for other in others)
+        assert not without[key] and all(without[other] for other in others)
+    control = flat(arms.ARMS["ccr_random"].overrides)
+    assert {key for key in control if control[key] != flat(arms.ARMS["ccr"].overrides)[key]} == {"other_queries"}
+
+
+def cell(folder, validations, code=0):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(*validations)))
+    (folder / "summary.json").write_text(json.dumps({"exit_code": code, "seconds": {"total": 1.0}}))
+
+
+def test_a_cell_is_complete_when_it_ended_well_behind_the_budget(tmp_path):
+    cell(tmp_path / "done", (0.1, None, 0.2))
+    cell(tmp_path / "failed", (0.1, None, 0.2), code=1)
+    cell(tmp_path / "short", (0.1, 0.2))
+    cell(tmp_path / "no validation at the end", (0.1, None, None))
+    complete = {path.name for path in tmp_path.iterdir() if command.is_complete(path, 200)}
+    assert complete == {"done"} and not command.is_complete(tmp_path / "absent", 200)
+
+
+def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path, capsys):
+    for seed, end in enumerate((0.3, 0.4, 0.5)):
+        cell(tmp_path / "grpo" / f"seed_{seed}", (0.2, None, end))
+        cell(tmp_path / "r3" / f"seed_{seed}", (0.2, None, end + 0.1))
+    cell(tmp_path / "dapo" / "seed_0", (0.2, 0.3))
+    assert command.main(["--summarise", "--out", str(tmp_path)]) == 2
+    (tmp_path / "study.json").write_text(json.dumps({"tokens": 200, "profile": "embedded", "overrides": []}))
+    assert command.main(["--summarise", "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["arms"].keys() == {"grpo", "r3"}
+    assert results["arms"]["r3"]["difference"]["mean"] == pytest.approx(0.1)
+    assert (tmp_path / "curves.csv").read_text().splitlines()[1] == "grpo,0,0,0.2"
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["│", "r3", "│", "3", "│", "0.500", "±0.248"] in [line[:7] for line in lines]
+
+
+def test_another_plan_in_the_same_folder_is_refused(tmp_path):
+    plan = {"tokens": 10, "profile": "embedded", "overrides": []}
+    assert command.check_plan(tmp_path, plan, read_only=False) is None
+    assert command.check_plan(tmp_path, plan, read_only=False) is None
+    assert "take another --out" in command.check_plan(tmp_path, {**plan, "tokens": 20}, read_only=False)
+
+
+def test_a_run_ends_at_the_first_validation_behind_its_budget(tmp_path):
+    class Display:
+        def row(self, row):
+            pass
+
+    file = launch.MetricsFile(tmp_path, 0, Display(), until_tokens=150)
+    logged = [{"step": row.pop("step"), "data": row} for row in rows(0.2, 0.3, None, 0.4)]
+    for number, line in enumerate(logged):
+        with open(file.source, "a") as source:
+            source.write(json.dumps(line) + "\n")
+        if number < 3:  # 100 tokens with, 200 tokens without a validation
+            file.poll()
+    with pytest.raises(launch.BudgetSpent):
+        file.poll()
+    assert [row["step"] for row in map(json.loads, file.target.read_text().splitlines())] == [0, 1, 2, 3]
