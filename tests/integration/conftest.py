@@ -73,7 +73,7 @@ def command(method: str, outputs: Path, name: str, cache: Path, *overrides: str)
     return [
         *(sys.executable, "-m", "r3_ext.cli", "run", "--profile", "embedded", "--method", method),
         *("--outputs", str(outputs), "--experiment", "test", "--run", name),
-        *("--cache", str(cache), "--warm-start-steps", "250"),
+        *("--cache", str(cache), "--warm-start-steps", "250", "--no-report"),
         *SMALL,
         *overrides,
     ]

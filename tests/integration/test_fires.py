@@ -60,6 +60,7 @@ def test_dead_groups_train_under_r3_and_not_under_grpo(train, planted, r3):
     grpo = train("grpo", "planted_grpo", *skip_overrides(planted))
 
     assert [row["actor/grad_norm"] for row in grpo.rows] == [0.0] * STEPS
+    assert [row["groups/still_dead"] for row in grpo.rows] == [16] * STEPS
     first, second = r3.rows[0], r3.rows[1]
     for row in (first, second):
         assert row["groups/mixed"] == 0 and row["groups/total"] == 16

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from r3_ext.launch import report_line
+
 from .conftest import command
 
 pytestmark = pytest.mark.integration
@@ -41,6 +43,8 @@ def test_every_mechanism_fires_and_the_series_stay_apart(full):
     assert all(row["fresh/rows"] == 64 for row in rows), "replayed and reflection rows leaked into fresh/"
     total = sum(row["fresh/rows"] + row["replay/rows"] + row["reflection/rows"] for row in rows)
     assert summary["trained_rows"] == total
+    assert all(row["generated/tokens"] == row["fresh/tokens"] + row["reflection/tokens"] for row in rows)
+    assert summary["generated_tokens"] == sum(row["generated/tokens"] for row in rows)
     assert {"first", "last"} <= set(summary["reward"]) and summary["seconds"]["per_step_median"] > 0
 
 
@@ -49,6 +53,10 @@ def test_validation_sees_neither_replay_nor_reflection(full):
     validations = [row for row in logged if any(key.startswith("val-core/") for key in row)]
     assert [row["step"] for row in validations] == [0, 5]
     assert full.summary["val"]["first"] is not None
+    for row in validations:
+        assert row["val/arithmetic/pass@1"] == pytest.approx(row["val-core/arithmetic/acc/mean@1"])
+        assert row["val/arithmetic/pass@1/low"] <= row["val/arithmetic/pass@1"] <= row["val/arithmetic/pass@1/high"]
+        assert row["val/arithmetic/problems"] == 8 and row["val/arithmetic/tokens/all"] > 0
     with sqlite3.connect(full.folder / "history.sqlite") as db:
         [(attempts,)] = db.execute("SELECT sum(attempts) FROM statistics")
     trained = sum(row["fresh/rows"] + row["reflection/rows"] for row in full.rows)
@@ -69,6 +77,13 @@ def test_a_run_resumes_from_its_checkpoint(train, full):
         "r3", "full", *[o for o in EAGER if "total_training_steps" not in o], "trainer.total_training_steps=6"
     )
     assert [row["step"] for row in again.rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_report_is_drawn_from_a_real_run(full):
+    assert report_line(full.folder).startswith("report: ")
+    page = (full.folder / "report.html").read_text()
+    assert page.count("<svg") > 5 and "http" not in page.replace("http://www.w3.org", "")
+    assert list((full.folder / "figures").glob("*.png"))
 
 
 def test_two_ranks_and_two_rollout_replicas(train):

@@ -1,0 +1,435 @@
+"""Which figures the report has, as data: sections of panels of lines, stacks or marks. Nothing is drawn here."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from r3_ext.report.bands import Band, seed_band, thin
+from r3_ext.report.runs import Arm, Reader, Row, Run, clean
+from r3_ext.summary import reward_of
+
+X_LABEL = {"step": "training step", "tokens": "generated tokens"}
+MOST_BENCHMARKS = 12
+PHASES = 5
+Layers = tuple[tuple[str, str], ...]
+"""Name and color of the layers of a stack, from the bottom."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    name: str
+    color: str
+    band: Band
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot of `curves`, of layers (name, color, y (N,)) stacked over `stack_x`, or of `marks`.
+
+    `marks` are x positions by row and color, on an axis over `x_span`; `styles` says what is solid and what dashed;
+    `floor` starts y at 0.
+    """
+
+    title: str
+    unit: str
+    x_label: str
+    curves: tuple[Curve, ...] = ()
+    stack_x: np.ndarray | None = None
+    layers: tuple[tuple[str, str, np.ndarray], ...] = ()
+    marks: tuple[tuple[str, tuple[tuple[str, np.ndarray], ...]], ...] = ()
+    x_ticks: tuple[tuple[float, str], ...] | None = None
+    x_span: tuple[float, float] | None = None
+    styles: tuple[str, ...] = ()
+    log_y: bool = False
+    floor: bool = True
+
+
+@dataclass(frozen=True)
+class Key:
+    """A legend entry; shape is line or area."""
+
+    shape: str
+    color: str
+    label: str
+
+
+@dataclass
+class Section:
+    key: str
+    title: str
+    caption: str
+    panels: list[Panel] = field(default_factory=list)
+    legend: list[Key] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A panel with a line per arm and reader; a second reader is dashed, and `styles` names the two."""
+
+    title: str
+    unit: str
+    readers: tuple[Reader, ...]
+    styles: tuple[str, ...] = ()
+    log_y: bool = False
+    floor: bool = True
+
+
+def get(*keys: str) -> Reader:
+    """Reader of the first of these keys that a row has."""
+    return lambda row: next((row[key] for key in keys if key in row), None)
+
+
+def mean_of(ending: str) -> Reader:
+    """Reader of the mean of val/BENCHMARK/`ending` over the benchmarks."""
+
+    def read(row: Row) -> float | None:
+        values = [value for key, value in row.items() if key.startswith("val/") and key.endswith(ending)]
+        return sum(values) / len(values) if values else None
+
+    return read
+
+
+def dead(row: Row) -> float | None:
+    """Groups that are all correct or all wrong."""
+    if "groups/all_correct" not in row or "groups/all_wrong" not in row:
+        return None
+    return row["groups/all_correct"] + row["groups/all_wrong"]
+
+
+def share(part: Reader, whole: Reader) -> Reader:
+    """Reader of part / whole; None where the whole is 0."""
+    return lambda row: None if part(row) is None or not whole(row) else part(row) / whole(row)
+
+
+def ledger(row: Row) -> list[float] | None:
+    """Mixed, rescued by replay, by ranking alone, still dead: adds up to groups/total."""
+    names = ("groups/mixed", "groups/rescued_by_replay", "groups/still_dead")
+    if dead(row) is None or any(name not in row for name in names):
+        return None
+    mixed, replayed, left = (row[name] for name in names)
+    # groups/ranked counts groups that replay rescued as well.
+    return [mixed, replayed, dead(row) - left - replayed, left]
+
+
+def rescued(row: Row) -> float | None:
+    """Dead groups that got a signal back, by replay, ranking or both."""
+    parts = ledger(row)
+    return parts and parts[1] + parts[2]
+
+
+LEDGER = (
+    ("mixed from the start", "l0"),
+    ("rescued by replay", "l1"),
+    ("rescued by ranking alone", "l2"),
+    ("still dead", "l3"),
+)
+TOKENS = (
+    ("plain prompts", "l1"),
+    ("reflection", "l4"),
+    ("generated, thrown away", "l3"),
+    ("replayed, not generated", "l2"),
+)
+TOKEN_KEYS = ("fresh/tokens", "reflection/tokens", "generated/discarded_tokens", "replay/tokens")
+TOTAL = get("groups/total")
+TRUNCATED = get("fresh/truncated/mean", "response_length/clip_ratio")
+LENGTH = get("response_length/mean", "fresh/response_length/mean")
+ACCURACY = get("fresh/acc/mean")
+SECONDS = get("timing_s/step")
+DEAD_SHARE, RESCUED_SHARE = share(dead, TOTAL), share(rescued, dead)
+
+DYNAMICS = (
+    Lines("Solve-all", "share of groups", (share(get("groups/all_correct"), TOTAL),)),
+    Lines("Solve-none", "share of groups", (share(get("groups/all_wrong"), TOTAL),)),
+    Lines("Mean reward", "reward", (reward_of,)),
+    Lines("Policy entropy", "nats per token", (get("actor/entropy"),)),
+)
+GROUPS = (Lines("Dead groups rescued", "share of dead groups", (RESCUED_SHARE,)),)
+LENGTHS = (
+    Lines("Response length, training", "tokens", (LENGTH,)),
+    Lines("Truncated, training", "share of responses", (TRUNCATED,)),
+    Lines("Accuracy, training", "share correct", (ACCURACY,)),
+    Lines("Response length, validation", "tokens", (mean_of("/tokens/all"),)),
+    Lines("Truncated, validation", "share of responses", (mean_of("/truncated"),)),
+    Lines("Right answers, validation", "tokens", (mean_of("/tokens/correct"),)),
+    Lines("Wrong answers, validation", "tokens", (mean_of("/tokens/wrong"),)),
+)
+TAILS = get("replay/ratio/p99"), get("replay/ratio/p01")
+OFF_POLICY = get("replay/ratio/above_2"), get("replay/ratio/below_0.5")
+SAMPLE_SIZE = get("replay/ess/all"), get("replay/ess/rows")
+REPLAY = (
+    Lines("Replayed rows", "rows per step", (get("replay/rows"),)),
+    Lines("Age of replayed rows", "steps, mean", (get("replay/age/mean"),)),
+    Lines("Ratio tails", "current / stored, log", TAILS, ("99th percentile", "1st"), log_y=True),
+    Lines("Tokens off policy", "share of tokens", OFF_POLICY, ("ratio above 2", "below 0.5")),
+    Lines("Effective sample size", "share", SAMPLE_SIZE, ("over tokens", "over rows")),
+    Lines("KL(stored || current)", "nats per token", (get("replay/kl/all"),), floor=False),
+)
+PROMPTS = get("reflection/prompts"), get("reflection/solved")
+TRANSFER = get("reflection/transfer/after"), get("reflection/transfer/before")
+REFLECTION = (
+    Lines("Reflection prompts", "per step", PROMPTS, ("asked", "solved")),
+    Lines("Correct under reflection", "share of answers", (get("reflection/acc/mean"),)),
+    Lines("Transfer to the plain prompt", "share correct", TRANSFER, ("since the first reflection", "before")),
+    Lines("Problems behind the transfer", "per step", (get("reflection/transfer/queries"),)),
+)
+
+
+def color_of(index: int) -> str:
+    return f"s{index % 8}"
+
+
+def add_lines(section: Section, arms: list[Arm], specs: tuple[Lines, ...], by: str) -> None:
+    """Add the panels for which some arm has values; note what is missing."""
+    missing: dict[str, list[str]] = {}
+    for spec in specs:
+        curves, without = [], []
+        for index, arm in enumerate(arms):
+            bands = [seed_band([run.points(read, by) for run in arm.runs]) for read in spec.readers]
+            found = [Curve(arm.label, color_of(index), b, dashed=n > 0) for n, b in enumerate(bands) if b is not None]
+            curves += found
+            without += [] if found else [arm.label]
+        if curves:
+            options = {"styles": spec.styles, "log_y": spec.log_y, "floor": spec.floor}
+            section.panels.append(Panel(spec.title, spec.unit, X_LABEL[by], tuple(curves), **options))
+        if without:
+            missing.setdefault("any run" if len(without) == len(arms) else ", ".join(without), []).append(spec.title)
+    if section.panels:
+        for who, titles in missing.items():
+            what = "" if len(titles) == len(specs) else f": {', '.join(titles)}"
+            section.notes.append(f"Not logged by {who}{what}.")
+
+
+def stack_panel(arm: Arm, title: str, unit: str, by: str, read: Callable, layers: Layers) -> Panel | None:
+    """An arm's stacked layers, means over its runs; None without values.
+
+    Smoothing, interpolation and means are linear: the layers keep adding up.
+
+    Args:
+        read: a row's values of all layers, or None.
+        layers: as many names and colors.
+    """
+    readers = [lambda row, i=i: None if read(row) is None else read(row)[i] for i in range(len(layers))]
+    bands = [seed_band([run.points(reader, by) for run in arm.runs]) for reader in readers]
+    if any(band is None for band in bands):
+        return None
+    kept = thin(np.sum([band.y for band in bands], axis=0))
+    stacked = tuple((name, color, band.y[kept]) for (name, color), band in zip(layers, bands, strict=True))
+    return Panel(title, unit, X_LABEL[by], stack_x=bands[0].x[kept], layers=stacked)
+
+
+def add_stacks(
+    section: Section,
+    arms: list[Arm],
+    title: str,
+    unit: str,
+    by: str,
+    read: Callable,
+    layers: Layers,
+) -> None:
+    """Add one stacked panel per arm that has values, as stack_panel makes them."""
+    titles = [f"{title}, {arm.label}" if len(arms) > 1 else title for arm in arms]
+    panels = [stack_panel(arm, name, unit, by, read, layers) for arm, name in zip(arms, titles, strict=True)]
+    section.panels += [panel for panel in panels if panel is not None]
+    without = [arm.label for arm, panel in zip(arms, panels, strict=True) if panel is None]
+    if len(without) < len(arms):
+        section.legend += [Key("area", color, name) for name, color in layers]
+        section.notes += [f"{title}: not logged by {', '.join(without)}."] if without and not section.notes else []
+
+
+def validation_reader(source: str) -> Reader:
+    """Pass@1 of a benchmark; verl's mean over its attempts where that is all there is."""
+    own, verl = f"val/{source}/pass@1", f"val-core/{source}/acc/mean@"
+    return lambda row: row[own] if own in row else next((row[key] for key in row if key.startswith(verl)), None)
+
+
+def mean_pass_at_1(run: Run) -> Reader:
+    """Mean of Pass@1 over the benchmarks of a run, on rows that have all of them."""
+    readers = [validation_reader(source) for source in run.benchmarks]
+
+    def read(row: Row) -> float | None:
+        values = [reader(row) for reader in readers]
+        return sum(values) / len(values) if values and None not in values else None
+
+    return read
+
+
+def validation_band(arm: Arm, source: str, by: str) -> Band | None:
+    """Pass@1 of an arm; the interval is over seeds, or for one run the logged bootstrap interval over problems."""
+    runs = [run for run in arm.runs if source in run.benchmarks]
+    band = seed_band([run.points(validation_reader(source), by) for run in runs], smoothed=False)
+    if band is None or len(runs) > 1:
+        return band
+    ends = [runs[0].points(get(f"val/{source}/pass@1/{end}"), by)[1] for end in ("low", "high")]
+    return Band(band.x, band.y, *ends) if all(len(end) == len(band.x) for end in ends) else band
+
+
+def most_attempts(arms: list[Arm], source: str) -> int:
+    """The largest k > 1 with a logged val/SOURCE/pass@k, or 0."""
+    prefix = f"val/{source}/pass@"
+    keys = {key for arm in arms for run in arm.runs for row in run.rows for key in row if key.startswith(prefix)}
+    numbers = [key.removeprefix(prefix) for key in keys]
+    return max((int(k) for k in numbers if re.fullmatch(r"[0-9]{1,6}", k) and int(k) > 1), default=0)
+
+
+def add_validation(section: Section, arms: list[Arm], by: str) -> None:
+    sources = sorted({source for arm in arms for run in arm.runs for source in run.benchmarks})
+    if len(sources) > MOST_BENCHMARKS:
+        section.notes.append(f"{len(sources) - MOST_BENCHMARKS} more benchmarks are not drawn.")
+    for source in sources[:MOST_BENCHMARKS]:
+        most, curves = most_attempts(arms, source), []
+        largest = get(f"val/{source}/pass@{most}") if most else lambda row: None
+        for index, arm in enumerate(arms):
+            band = validation_band(arm, source, by)
+            if band is not None:
+                curves.append(Curve(arm.label, color_of(index), band))
+            band = seed_band([run.points(largest, by) for run in arm.runs], smoothed=False)
+            if band is not None:
+                curves.append(Curve(arm.label, color_of(index), Band(band.x, band.y), dashed=True))
+        styles = ("Pass@1", f"Pass@{most}") if most else ()
+        section.panels.append(Panel(clean(source, 60), "share solved", X_LABEL[by], tuple(curves), styles=styles))
+
+
+def phases(arms: list[Arm]) -> list[str]:
+    """The largest phases under timing_s/, by seconds in all; what is further below is a part of them."""
+    totals = Counter()
+    for row in (row for arm in arms for run in arm.runs for row in run.rows):
+        for key, value in row.items():
+            if key.startswith("timing_s/") and key.count("/") == 1 and key != "timing_s/step" and value > 0:
+                totals[key] += value
+    return [key for key, _ in totals.most_common(PHASES)]
+
+
+def add_time(section: Section, arms: list[Arm], by: str) -> None:
+    names = phases(arms)
+
+    def read(row: Row) -> list[float] | None:
+        parts = [row.get(name, 0.0) for name in names]
+        return None if SECONDS(row) is None else [*parts, max(0.0, SECONDS(row) - sum(parts))]
+
+    add_lines(section, arms, (Lines("Whole step", "seconds", (SECONDS,)),), by)
+    layers = [(clean(name.removeprefix("timing_s/"), 40), f"l{number}") for number, name in enumerate(names, start=1)]
+    add_stacks(section, arms, "By phase", "seconds per step", by, read, (*layers, ("other", "l0")))
+
+
+def add_tokens(section: Section, arms: list[Arm], by: str) -> None:
+    curves = []
+    for index, arm in enumerate(arms):
+        counted = [run for run in arm.runs if run.tokens[-1] > 0]
+        band = seed_band([(np.array([row["step"] for row in run.rows]), run.tokens) for run in counted])
+        curves += [] if band is None else [Curve(arm.label, color_of(index), band)]
+    if curves:
+        section.panels.append(Panel("Generated so far", "tokens", X_LABEL["step"], tuple(curves)))
+
+    def read(row: Row) -> list[float] | None:
+        return [row.get(key, 0.0) for key in TOKEN_KEYS] if TOKEN_KEYS[0] in row else None
+
+    add_stacks(section, arms, "Tokens of a step", "tokens per step", by, read, TOKENS)
+
+
+def alarm_names(arms: list[Arm]) -> list[str]:
+    return sorted({key for arm in arms for run in arm.runs for row in run.rows for key in row if key[:6] == "alarm/"})
+
+
+def add_alarms(section: Section, arms: list[Arm], by: str) -> None:
+    names, raised = alarm_names(arms), []
+    for name in names:
+        points = [[run.points(get(name), by) for run in arm.runs] for arm in arms]
+        marks = [np.concatenate([x[y > 0] for x, y in seeds]) for seeds in points]
+        if any(len(x) for x in marks):
+            colored = tuple((color_of(index), x) for index, x in enumerate(marks))
+            raised.append((clean(name.removeprefix("alarm/"), 40), colored))
+    if raised:
+        x = np.concatenate([run.points(get(name), by)[0] for arm in arms for run in arm.runs for name in names])
+        marks, span = tuple(raised[:MOST_BENCHMARKS]), (float(x.min()), float(x.max()))
+        section.panels.append(Panel("Raised", "", X_LABEL[by], marks=marks, x_span=span))
+    elif names:
+        section.notes.append(f"Not raised in any step: {', '.join(clean(n, 40) for n in names[:MOST_BENCHMARKS])}.")
+
+
+def hard_section(content: dict) -> Section:
+    """The paper's Figure 3, from the content of hard.json as `command.read_hard` checked it."""
+    runs = [(clean(run["name"], 60), run["benchmarks"]) for run in content["runs"]]
+    section = Section(*HARD, legend=[Key("line", color_of(index), name) for index, (name, _) in enumerate(runs)])
+    sources = sorted({source for _, benchmarks in runs for source in benchmarks})[:MOST_BENCHMARKS]
+    kinds = (("pass_at_k", "Pass@K", "K"), ("pass_at_16_by_limit", "Pass@16", "response limit in tokens"))
+    for source, (kind, unit, x_label) in product(sources, kinds):
+        curves, ticks = [], set()
+        for index, (name, benchmarks) in enumerate(runs):
+            points = sorted((int(x), *triple) for x, triple in benchmarks.get(source, {}).get(kind, {}).items())
+            if points:
+                x, *values = np.array(points, dtype=float).T
+                ticks |= set(x)
+                curves.append(Curve(name, color_of(index), Band(np.log2(x), *values)))
+        if curves:
+            shown = sorted(ticks)[:: -(-len(ticks) // 6)]
+            labels = tuple((float(np.log2(x)), f"{x / 1024:g}k" if x >= 1024 else f"{x:g}") for x in shown)
+            section.panels.append(Panel(f"{clean(source, 60)}, {unit}", unit, x_label, tuple(curves), x_ticks=labels))
+    return section
+
+
+def _lines(*specs: Lines) -> Callable:
+    return lambda section, arms, by: add_lines(section, arms, specs, by)
+
+
+def add_groups(section: Section, arms: list[Arm], by: str) -> None:
+    add_lines(section, arms, GROUPS, by)
+    add_stacks(section, arms, "All groups", "groups per step", by, ledger, LEDGER)
+
+
+SECTIONS = (
+    ("dynamics", "Training dynamics", _lines(*DYNAMICS),
+     "The paper's Figure 4 for these runs: the reward should rise while fewer groups are all right or all wrong, "
+     "and entropy should not fall to zero."),
+    ("validation", "Validation", add_validation,
+     "Trust a gain that leaves the shaded interval: 95 % over problems (bootstrap) for a single run, over seeds "
+     "for several."),
+    ("groups", "What became of the groups", add_groups,
+     "Every step's groups add up to the full height; those still dead at the top taught nothing."),
+    ("lengths", "Length and truncation", _lines(*LENGTHS),
+     "Longer or more truncated answers without better accuracy are the alarm, shorter ones at equal accuracy the "
+     "promise; validation is the mean over benchmarks."),
+    ("replay", "Replay: age and how far off policy", _lines(*REPLAY),
+     "Tails that widen and an effective sample size that falls mean that replay teaches from answers which the "
+     "policy has left behind."),
+    ("reflection", "Reflection and its transfer", _lines(*REFLECTION),
+     "Reflection pays when the plain prompts of reflected problems succeed more often since their first reflection "
+     "than before it."),
+    ("tokens", "Tokens per phase", add_tokens,
+     "What a step generates and trains on: replayed tokens were generated in an earlier step and cost no "
+     "generation."),
+    ("time", "Time per phase", add_time,
+     "Where a step's seconds go: generation should dominate, and a phase that keeps growing is worth a look."),
+    ("alarms", "Alarms", add_alarms,
+     "Each mark is a step at which the trainer raised the alarm of that name."),
+)  # fmt: skip
+"""key, title, what adds the panels, and a caption that says what to look for."""
+HARD = (
+    "hard",
+    "Challenging problems",
+    "The paper's Figure 3 from r3 eval hard: a curve that still rises at large K has answers that training can make "
+    "likelier; shaded is the 95 % interval over problems.",
+)
+KEYS = (*(key for key, *_ in SECTIONS), HARD[0])
+"""Of all sections, and the names of their PNG files."""
+
+
+def all_sections(arms: list[Arm], by: str, hard: dict | None = None) -> tuple[list[Section], list[str]]:
+    """The sections with something to show, and the titles of those without."""
+    sections = [hard_section(hard)] if hard else []
+    for key, title, add, caption in reversed(SECTIONS):
+        legend = [Key("line", color_of(index), arm.label) for index, arm in enumerate(arms)] if len(arms) > 1 else []
+        section = Section(key, title, caption, legend=legend)
+        add(section, arms, by)
+        sections.insert(0, section)
+    for section in sections:
+        drawn = {curve.color for panel in section.panels for curve in panel.curves}
+        drawn |= {color for panel in section.panels for _, marks in panel.marks for color, x in marks if len(x)}
+        section.legend = [key for key in section.legend if key.shape == "area" or key.color in drawn]
+    empty = [section.title for section in sections if not section.panels and not section.notes]
+    return [section for section in sections if section.panels or section.notes], empty

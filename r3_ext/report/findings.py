@@ -1,0 +1,294 @@
+"""What the report says in words: facts on the runs, headline numbers, findings computed from the metrics."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from r3_ext.report.bands import interval
+from r3_ext.report.figures import (
+    ACCURACY,
+    DEAD_SHARE,
+    LENGTH,
+    RESCUED_SHARE,
+    SAMPLE_SIZE,
+    SECONDS,
+    TAILS,
+    TOTAL,
+    TRANSFER,
+    TRUNCATED,
+    alarm_names,
+    dead,
+    get,
+    mean_pass_at_1,
+    validation_band,
+)
+from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
+from r3_ext.summary import reward_of
+
+TRUNCATION_RISE = 0.05
+LENGTH_RISE = 1.2
+ACCURACY_RISE = 0.01
+"""Truncation is said to climb by 5 points, length by a fifth, without accuracy gaining 1 point."""
+LOW_ESS = 0.3
+MOST_REMARKS = 12
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence; `arm` is whose, empty where there is one arm or all are meant."""
+
+    text: str
+    warning: bool = False
+    arm: str = ""
+
+
+def span(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.3g}\N{NO-BREAK SPACE}%"
+
+
+def compact(value: float) -> str:
+    """Counts of tokens: 193448 is 193 k."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
+def over_seeds(values: Iterable[float], show: Callable[[float], str] = span) -> str:
+    """A number over seeds: the value, the range of two, or mean and half the 95 % t-interval to its first digit."""
+    values = np.array(list(values))
+    if len(values) < 2:
+        return show(float(values[0])) if len(values) else NONE
+    mean, low, high = (float(part[0]) for part in interval(values[:, None]))
+    if len(values) == 2:
+        return show(low) if show(low) == show(high) else f"{show(low)}–{show(high)}"
+    scale, unit = (100, "\N{NO-BREAK SPACE}%") if show is percent else (1, "")
+    half = scale * (high - mean)
+    digits = min(4, max(0, -math.floor(math.log10(half)))) if half > 0 else 3
+    return f"{scale * mean:,.{digits}f} ± {half:,.{digits}f}{unit}".replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def ends_of(arm: Arm, read: Reader) -> list[tuple[float, float]]:
+    """Per run with values, the means over the first and the last tenth of the steps."""
+    return [first_and_last(y) for run in arm.runs if len(y := run.points(read, "step")[1])]
+
+
+def change(arm: Arm, read: Reader) -> tuple[float, float] | None:
+    """Mean over the runs of `ends_of`; None without values."""
+    pairs = ends_of(arm, read)
+    return tuple(np.mean(pairs, axis=0).tolist()) if pairs else None
+
+
+def arrow(pairs: list[tuple[float, float]], show: Callable[[float], str] = span) -> str:
+    """First to last, the last over seeds."""
+    if not pairs:
+        return NONE
+    return f"{show(float(np.mean([first for first, _ in pairs])))} → {over_seeds((last for _, last in pairs), show)}"
+
+
+def total(arm: Arm, read: Reader) -> int:
+    """Sum over the steps of all runs."""
+    return sum(int(run.points(read, "step")[1].sum()) for run in arm.runs)
+
+
+def _joined(values: Iterable[object], most: int = 200) -> str:
+    return clean(", ".join(dict.fromkeys(str(value) for value in values if value not in (None, ""))), most) or NONE
+
+
+def _short_path(value: object) -> str:
+    """The last two parts of a path or hub name."""
+    return "/".join(str(value).rstrip("/").split("/")[-2:]) if value is not None else ""
+
+
+def seeds_of(arm: Arm) -> str:
+    """The seed setting in which the runs differ; data.seed where none does."""
+    keys = sorted({key for run in arm.runs for key in run.config if key.split(".")[-1] == "seed"})
+    differing = [key for key in keys if len({repr(run.config.get(key)) for run in arm.runs}) > 1]
+    chosen = "data.seed" if "data.seed" in differing or not differing else differing[0]
+    return _joined(run.config.get(chosen) for run in arm.runs)
+
+
+def _method(run: Run) -> str:
+    switches = [name for name in ("replay", "reflection", "ranking") if run.config.get(f"algorithm.r3.{name}.enable")]
+    return f"{run.method} ({', '.join(switches) or 'all mechanisms off'})" if run.method == "r3" else run.method
+
+
+def _inner(run: Run, name: str) -> dict:
+    value = run.environment.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _commit(run: Run) -> str:
+    git = _inner(run, "git")
+    return f"{git.get('commit') or ''}"[:10] + (" with changes" if git.get("commit") and git.get("changes") else "")
+
+
+def facts(arm: Arm) -> dict[str, str]:
+    """What was run, each fact once for all runs of the arm."""
+    runs, configs = arm.runs, [run.config for run in arm.runs]
+    files = [config.get("data.train_files", config.get("data.train_files.0")) for config in configs]
+    return {
+        "Method": _joined(_method(run) for run in runs),
+        "Model": _joined(_short_path(config.get("actor_rollout_ref.model.path")) for config in configs),
+        "Data": _joined(_short_path(file) for file in files),
+        "Steps": _joined(f"{sum('training/global_step' in row for row in run.rows):,}" for run in runs),
+        "Seeds": seeds_of(arm),
+        "Commit": _joined(_commit(run) for run in runs),
+        "Hardware": _joined(run.environment.get("machine") for run in runs),
+    }
+
+
+def details(run: Run) -> dict[str, str]:
+    """Folder, versions and command of a run."""
+    versions = {"python": run.environment.get("python"), **_inner(run, "versions")}
+    return {
+        "run": clean(run.folder, 400),
+        "started": _joined([run.environment.get("started")]),
+        "versions": _joined((f"{name} {version}" for name, version in versions.items() if version), 1000),
+        "command": clean(run.environment.get("command", NONE), 6000),
+    }
+
+
+def headline(arm: Arm) -> dict[str, str]:
+    """First to last of the numbers one looks at first."""
+    scores = [y for run in arm.runs if len(y := run.points(mean_pass_at_1(run), "step")[1])]
+    seconds = [value for run in arm.runs for value in run.points(SECONDS, "step")[1].tolist()]
+    tokens = [float(run.tokens[-1]) for run in arm.runs if run.tokens[-1] > 0]
+    return {
+        "Mean reward": arrow(ends_of(arm, reward_of)),
+        "Validation Pass@1": arrow([(y[0], y[-1]) for y in scores], percent),
+        "Dead groups": arrow(ends_of(arm, DEAD_SHARE), percent),
+        "Of them rescued": arrow(ends_of(arm, RESCUED_SHARE), percent),
+        "Response length": arrow(ends_of(arm, LENGTH)),
+        "Truncated": arrow(ends_of(arm, TRUNCATED), percent),
+        "Generated tokens": compact(float(np.mean(tokens))) if tokens else NONE,
+        "Seconds per step": span(median(seconds)) if seconds else NONE,
+    }
+
+
+def findings(arms: list[Arm]) -> list[Finding]:
+    """Sentences computed from the data: warnings first, then what compares the arms."""
+    found = equal_tokens_said(arms)
+    rules = (groups_said, validation_said, lengths_said, reflection_said, replay_said, alarms_said, trouble_said)
+    for arm in arms:
+        label = arm.label if len(arms) > 1 else ""
+        found += [replace(one, arm=label) for rule in rules for one in rule(arm)]
+    return sorted(found, key=lambda one: not one.warning)
+
+
+def equal_tokens_said(arms: list[Arm]) -> list[Finding]:
+    """Validation of all arms at the most generated tokens that every one of them reached."""
+    curves = {}
+    for arm in arms:
+        points = [run.points(mean_pass_at_1(run), "tokens") for run in arm.runs if run.tokens[-1] > 0]
+        curves[arm.label] = [(x, y) for x, y in points if len(x)]
+    curves = {label: points for label, points in curves.items() if points}
+    budget = min((x[-1] for points in curves.values() for x, _ in points), default=0.0)
+    if len(curves) < 2 or budget <= 0:
+        return []
+    scores = {label: [np.interp(budget, x, y) for x, y in points] for label, points in curves.items()}
+    said = ", ".join(f"{label} {over_seeds(values, percent)}" for label, values in scores.items())
+    return [Finding(f"At {compact(budget)} generated tokens, validation Pass@1: {said}.")]
+
+
+def groups_said(arm: Arm) -> list[Finding]:
+    lost, groups = total(arm, dead), total(arm, TOTAL)
+    if not lost:
+        return []
+    left, replayed = (total(arm, get(f"groups/{name}")) for name in ("still_dead", "rescued_by_replay"))
+    if left == lost:
+        text = f"{lost:,} of {groups:,} groups were all right or all wrong, and none was rescued."
+        return [Finding(text, warning=any(run.method == "r3" for run in arm.runs))]
+    text = f"{lost - left:,} of {lost:,} dead groups rescued ({percent((lost - left) / lost)}), {replayed:,} by replay "
+    text += f"and {lost - left - replayed:,} by ranking alone; {left:,} stayed without signal. All groups: {groups:,}."
+    return [Finding(text)]
+
+
+def validation_said(arm: Arm) -> list[Finding]:
+    """First to last validation of every benchmark, and on how many of them the intervals part."""
+    sources = sorted({source for run in arm.runs for source in run.benchmarks})
+    bands = {clean(source, 60): validation_band(arm, source, "step") for source in sources}
+    bands = {source: band for source, band in bands.items() if band is not None and len(band.y) > 1}
+    if not bands:
+        return []
+    shown = [f"{source} {percent(band.y[0])} → {percent(band.y[-1])}" for source, band in bands.items()]
+    text = f"Validation Pass@1: {', '.join(shown[:MOST_REMARKS])}"
+    known = [band for band in bands.values() if band.low is not None]
+    if known:
+        apart = sum(bool(band.low[-1] > band.high[0] or band.high[-1] < band.low[0]) for band in known)
+        text += f"; the first and the last interval are apart on {apart} of {len(known)} benchmarks"
+        text += "" if apart == len(known) else ", the rest may be noise"
+    return [Finding(f"{text}.")]
+
+
+def lengths_said(arm: Arm) -> list[Finding]:
+    """The alarm of length and truncation: they climb and accuracy does not."""
+    accuracy = change(arm, ACCURACY) or change(arm, mean_pass_at_1(arm.runs[0]))
+    truncated, length = change(arm, TRUNCATED), change(arm, LENGTH)
+    if accuracy is None or accuracy[1] - accuracy[0] >= ACCURACY_RISE:
+        return []
+    said, against = [], f"while accuracy did not ({percent(accuracy[0])} → {percent(accuracy[1])})."
+    if truncated and truncated[1] - truncated[0] > TRUNCATION_RISE:
+        text = f"Truncation rose from {percent(truncated[0])} to {percent(truncated[1])} {against}"
+        said.append(Finding(text, warning=True))
+    if length and length[1] > LENGTH_RISE * length[0]:
+        text = f"Responses grew from {span(length[0])} to {span(length[1])} tokens {against}"
+        said.append(Finding(text, warning=True))
+    return said
+
+
+def reflection_said(arm: Arm) -> list[Finding]:
+    prompts, solved = (total(arm, get(f"reflection/{name}")) for name in ("prompts", "solved"))
+    if not prompts:
+        return []
+    text = f"{prompts:,} reflection prompts, {solved:,} with a correct answer ({percent(solved / prompts)})"
+    after, before = (change(arm, read) for read in TRANSFER)
+    if after is None or before is None:
+        return [Finding(f"{text}.")]
+    text += f"; in the last tenth of the steps their problems' plain prompts had succeeded in {percent(before[1])} of "
+    text += f"attempts before the first reflection and in {percent(after[1])} since."
+    return [Finding(text, warning=after[1] < before[1])]
+
+
+def replay_said(arm: Arm) -> list[Finding]:
+    ess, high = change(arm, SAMPLE_SIZE[0]), change(arm, TAILS[0])
+    if ess is None or high is None:
+        return []
+    text = f"In the last tenth of the steps replayed tokens keep {percent(ess[1])} of their sample size"
+    return [Finding(f"{text}; the 99th percentile of their ratio is {span(high[1])}.", warning=ess[1] < LOW_ESS)]
+
+
+def alarms_said(arm: Arm) -> list[Finding]:
+    said = []
+    for name in alarm_names([arm])[:MOST_REMARKS]:
+        raised = np.concatenate([x[y > 0] for x, y in (run.points(get(name), "step") for run in arm.runs)])
+        if len(raised):
+            text = f"Alarm {clean(name.removeprefix('alarm/'), 60)} was raised in {len(raised):,} steps"
+            said.append(Finding(f"{text}, first in step {raised.min():g}.", warning=True))
+    return said
+
+
+def trouble_said(arm: Arm) -> list[Finding]:
+    """Failed runs, values that are no numbers, damaged files, seeds that end early, tokens not counted."""
+    said = []
+    for run in arm.runs:
+        if (code := run.summary.get("exit_code", 0)) != 0:
+            said.append(f"Run {run.name} ended with exit code {clean(code, 20)}.")
+        for key, count in sorted(run.not_finite.items())[:MOST_REMARKS]:
+            said.append(f"Run {run.name}: {count:,} values of {clean(key, 80)} are not finite and are left out.")
+        said += [f"Run {run.name}: {remark}." for remark in run.remarks]
+    ends = {run.name: run.rows[-1]["step"] for run in arm.runs}
+    if len(set(ends.values())) > 1:
+        first = min(ends, key=ends.get)
+        said.append(f"Run {first} ends at step {ends[first]:g}, and the means over seeds end with it.")
+    if any(run.method == "dapo" for run in arm.runs) and not total(arm, get("generated/tokens")):
+        said.append("What dynamic sampling generated and threw away is not in the count of tokens.")
+    return [Finding(text, warning=True) for text in said]

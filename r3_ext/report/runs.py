@@ -1,0 +1,224 @@
+"""Runs as the report sees them: rows of numbers, cumulated tokens, facts, and arms of runs that differ in the seed."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from r3_ext.report.bands import Points
+from r3_ext.summary import read_metrics
+
+BOUND = 1e30
+"""Values beyond are drawn as this, so that sums and squares of them stay finite."""
+MOST_SETTINGS = 20_000
+PER_RUN = re.compile(
+    r"(^|[._])seed$|^trainer\.(default_local_dir|experiment_name|project_name|logger|resume_\w+)|"
+    r"^algorithm\.r3\.history\.path$|^skip\."
+)
+"""Settings in which runs of one arm may differ: seeds, and where a run writes."""
+BENCHMARK = re.compile(r"^(?:val/(?P<own>.+)/pass@1|val-core/(?P<verl>.+)/acc/mean@\d+)$", re.DOTALL)
+
+Row = dict[str, float]
+Reader = Callable[[Row], float | None]
+
+
+class ReportError(Exception):
+    """The report cannot be made; the message is a sentence for the user."""
+
+
+def clean(value: object, most: int = 120) -> str:
+    """Text from a file as one short printable line: XML and terminals choke on control characters."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)[: most + 1])
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+@dataclass
+class Run:
+    """One run folder; `rows` hold finite numbers only, one row per step, ascending."""
+
+    folder: Path
+    rows: list[Row]
+    config: dict[str, object] = field(default_factory=dict)
+    environment: dict = field(default_factory=dict)
+    summary: dict = field(default_factory=dict)
+    label: str | None = None
+    not_finite: Counter = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return clean("/".join(self.folder.parts[-2:]))
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """(rows,) generated tokens up to and with each row's step."""
+        return np.cumsum([generated_tokens(row) or 0.0 for row in self.rows])
+
+    @cached_property
+    def benchmarks(self) -> list[str]:
+        keys = {key for row in self.rows for key in row if key.startswith("val")}
+        matches = [match for key in keys if (match := BENCHMARK.match(key))]
+        return sorted({match["own"] or match["verl"] for match in matches})
+
+    @property
+    def method(self) -> str:
+        """r3, dapo or grpo by the resolved config; the experiment's folder where there is none."""
+        if not self.config:
+            return clean(self.folder.parent.name)
+        if self.config.get("trainer.v1.trainer_mode") == "r3":
+            return "r3"
+        return "dapo" if self.config.get("algorithm.filter_groups.enable") is True else "grpo"
+
+    @property
+    def identity(self) -> object:
+        """Equal for runs that repeat each other with another seed."""
+        if self.label is not None or not self.config:
+            return self.label or self.folder
+        return frozenset((key, repr(value)) for key, value in self.config.items() if not PER_RUN.search(key))
+
+    def points(self, read: Reader, by: str) -> Points:
+        """x and y of a metric, over the rows that have it; x is the step or the generated tokens."""
+        found = [(i, value) for i, row in enumerate(self.rows) if (value := read(row)) is not None]
+        found = [(i, value) for i, value in found if math.isfinite(value)]
+        xs = self.tokens if by == "tokens" else np.array([row["step"] for row in self.rows])
+        return np.array([xs[i] for i, _ in found]), np.array([value for _, value in found])
+
+
+@dataclass
+class Arm:
+    """Runs that differ in the seed only, in one colour."""
+
+    label: str
+    runs: list[Run]
+
+
+def generated_tokens(row: Row) -> float | None:
+    """Tokens generated in a step. verl's own trainers log none: as many as its totals say of the trained rows."""
+    if "generated/tokens" in row:
+        return row["generated/tokens"]
+    if "fresh/tokens" in row:
+        return row["fresh/tokens"] + row.get("reflection/tokens", 0.0)
+    length, prompt = row.get("response_length/mean"), row.get("prompt_length/mean")
+    if length is None or prompt is None or "perf/total_num_tokens" not in row or length + prompt <= 0:
+        return None
+    return row["perf/total_num_tokens"] / (length + prompt) * length
+
+
+def find_folders(argument: Path) -> list[Path]:
+    """The run folders that an argument names: itself, or all runs one or two levels below.
+
+    Raises:
+        ReportError: there is none.
+    """
+    if (argument / "metrics.jsonl").is_file():
+        return [argument.resolve()]
+    files = sorted(argument.glob("*/metrics.jsonl")) or sorted(argument.glob("*/*/metrics.jsonl"))
+    if not files:
+        raise ReportError(
+            f"{clean(argument, 400)} has no metrics.jsonl, nor has a folder in it: name a run folder or an experiment"
+        )
+    return [file.parent.resolve() for file in files]
+
+
+def load_run(folder: Path, label: str | None = None) -> Run:
+    """Read a run folder. Only metrics.jsonl is needed; what else is damaged or absent becomes a remark.
+
+    Raises:
+        ReportError: metrics.jsonl cannot be read at all.
+    """
+    file = folder / "metrics.jsonl"
+    try:
+        raw = read_metrics(file)
+        lines = sum(bool(line.strip()) for line in file.read_text().splitlines())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ReportError(f"{clean(file, 400)} cannot be read: {clean(error, 200)}") from None
+    run = Run(folder, [], label=label)
+    if lines - len(raw) > 1:
+        run.remarks.append(f"line {len(raw) + 1} of metrics.jsonl is damaged: it and all after it are left out")
+    rows: dict[float, Row] = {}
+    for entry in raw:
+        row = _numbers(entry, run.not_finite)
+        if "step" in row:
+            rows.setdefault(row["step"], {}).update(row)
+    run.rows = [rows[step] for step in sorted(rows)]
+    run.config = _read(run, "config.yaml", _flat_yaml)
+    run.environment = _read(run, "environment.json", json.loads)
+    run.summary = _read(run, "summary.json", json.loads)
+    return run
+
+
+def _numbers(entry: object, not_finite: Counter) -> Row:
+    """The finite numbers of a logged row, within +-BOUND; others are counted by key, or left out if no numbers."""
+    row = {}
+    for key, value in entry.items() if isinstance(entry, dict) else ():
+        if isinstance(value, int | float):
+            # An int may be too long for a float.
+            number = max(-BOUND, min(BOUND, value)) if value == value else math.nan
+            if math.isfinite(number) and not (isinstance(value, float) and math.isinf(value)):
+                row[key] = float(number)
+            else:
+                not_finite[key] += 1
+    return row
+
+
+def _read(run: Run, name: str, parse: Callable[[str], object]) -> dict:
+    file = run.folder / name
+    if not file.is_file():
+        return {}
+    try:
+        content = parse(file.read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        content = None
+    if not isinstance(content, dict):
+        run.remarks.append(f"{name} cannot be read")
+        return {}
+    return content
+
+
+def _flat_yaml(text: str) -> dict[str, object]:
+    """Dotted keys of a YAML tree. Bounded: a few lines of aliases can stand for more nodes than memory holds."""
+    tree = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    if not isinstance(tree, dict):
+        raise ValueError("no settings")
+    flat, waiting, seen = {}, [("", tree)], 0
+    while waiting:
+        prefix, node = waiting.pop()
+        seen += 1
+        if seen > MOST_SETTINGS:
+            raise ValueError(f"over {MOST_SETTINGS} settings")
+        if isinstance(node, dict):
+            waiting += [(f"{prefix}.{key}" if prefix else str(key), child) for key, child in node.items()]
+        elif isinstance(node, list):
+            waiting += [(f"{prefix}.{index}", child) for index, child in enumerate(node)]
+        else:
+            flat[prefix] = node
+    return flat
+
+
+def arms_of(runs: list[Run]) -> list[Arm]:
+    """Group runs by identity, in the order given, and name the arms: by method where that tells them apart."""
+    groups: dict[object, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.identity, []).append(run)
+    members = list(groups.values())
+    schemes = (lambda run: run.method, lambda run: clean(run.folder.parent.name), lambda run: run.name)
+    for scheme in schemes:
+        names = [clean(group[0].label or scheme(group[0]), 60) for group in members]
+        if len(set(names)) == len(names):
+            break
+    else:
+        names = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+    return [Arm(name, group) for name, group in zip(names, members, strict=True)]
+
+
+def first_and_last(y_N: np.ndarray) -> tuple[float, float]:
+    """Means over the first and the last tenth of the points (N >= 1), at least one, as summary.json has them."""
+    window = max(1, len(y_N) // 10)
+    return float(y_N[:window].mean()), float(y_N[-window:].mean())
