@@ -189,11 +189,8 @@ def total_steps(config: DictConfig) -> int | None:
     return rows // config.data.train_batch_size * config.trainer.total_epochs or None
 
 
-def train(
-    folder: Path, command: list[str], config: DictConfig, display: RunDisplay, until_tokens: int | None = None
-) -> int:
+def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
     """Run the training command under supervision; returns its exit code."""
-    metrics = MetricsFile(folder, resume_step(config.trainer), display, until_tokens)
     env = {
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(metrics.source),
@@ -234,6 +231,11 @@ def main(argv: list[str]) -> int:
     from r3_ext import doctor
     from recipe.r3.r3_config import describe, load_r3_config  # imports verl, which is slow
 
+    try:
+        step = resume_step(config.trainer)
+    except ValueError as error:
+        say(f"error: {error}")
+        return 1
     if not doctor.report(doctor.diagnose(config)):
         return 1
     command = [sys.executable, "-m", ENTRY[args.method], "--config-path", str(RECIPE_CONFIG)]
@@ -249,7 +251,7 @@ def main(argv: list[str]) -> int:
         try:
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
             with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
-                code = train(folder, command, config, display, args.until_tokens)
+                code = train(folder, command, MetricsFile(folder, step, display, args.until_tokens))
         except KeyboardInterrupt:
             code = 130
         except (supervise.WorkerDied, supervise.MachineBusy) as error:

@@ -42,13 +42,12 @@ DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_rando
 EMBEDDED = (
     # Six steps an epoch: replay and reflection have a history after the first.
     "data.train_max_samples=96",
-    "data.val_max_samples=128",
-    "actor_rollout_ref.rollout.val_kwargs.n=4",
+    "actor_rollout_ref.rollout.val_kwargs.n=2",
     "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
     "trainer.total_training_steps=1000",
     "trainer.total_epochs=1000",
-    "trainer.test_freq=8",
+    "trainer.test_freq=5",
     "trainer.val_before_train=True",
     "trainer.save_freq=-1",
 )

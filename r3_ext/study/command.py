@@ -40,7 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     names = "\n".join(f"  {name:<12}{arm.title}" for name, arm in arms.ARMS.items())
     parser.add_argument("--arms", nargs="+", choices=arms.ARMS, default=arms.DEFAULT, metavar="ARM", help=names)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
-    parser.add_argument("--tokens", type=int, default=100_000, help="budget of generated tokens of a cell")
+    parser.add_argument("--tokens", type=int, default=60_000, help="budget of generated tokens of a cell")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"))
     parser.add_argument("--out", type=Path, default=Path("outputs/study"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache")

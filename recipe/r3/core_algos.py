@@ -17,6 +17,7 @@ Shapes: B rows of the batch, N rows of one group, T response tokens, K tokens in
 """
 
 import math
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -147,6 +148,19 @@ def _entropy_sums(entropy: torch.Tensor, response_mask: torch.Tensor, top_ratio:
     dropped_NJ = torch.arange(surplus, device=entropy.device) < width - top_N.unsqueeze(-1)
     peak_NK.scatter_(-1, lowest_NJ.indices, lowest_NJ.values.masked_fill(dropped_NJ, 0.0))
     return peak_NK.sum(dim=-1, dtype=torch.float64), top_N, sum_N, length_N
+
+
+def group_rewards(ranked: list[float], finished: int, finished_reward: str) -> list[float]:
+    """Rewards of an all-wrong group: those of its ranked rows, then those of its `finished` wrong answers.
+
+    `zero` leaves a finished wrong answer at 0, below every ranked row but the last: normalised in its group, being cut
+    off then pays more than answering wrongly, whatever max_reward is. `mean` gives it the mean of the ranked rows,
+    so that the ranking says something about cut-off rows among each other only.
+
+    Ranked [0.5, 0.0] and two finished answers: [0.5, 0, 0, 0], or [0.5, 0, 0.25, 0.25].
+    """
+    level = fmean(ranked) if finished_reward == "mean" else 0.0
+    return [*ranked, *[level] * finished]
 
 
 def structural_entropy_ranking_reward(

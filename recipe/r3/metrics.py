@@ -33,7 +33,7 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
 
     Args:
         batch: rows of a step with the tags of replay_buffer.py.
-        ranked: group uid -> ranking rewards of its rows.
+        ranked: group uid -> rewards of its fresh rows, for the groups in which some rows were ranked.
     """
     names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
     ledger = {f"{prefix}/{name}": 0 for prefix in ("groups", "reflection/groups") for name in names}
@@ -47,10 +47,7 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
         if outcome is None:
             continue
         replayed = any("replay_age" in tag for tag in tags)
-        fresh = sum(is_fresh(tag) for tag in tags)
-        rewards = ranked.get(uid, [])
-        # Unranked rows of an all-wrong group earn 0.
-        spread = bool(rewards) and (len(set(rewards)) > 1 or (len(rewards) < fresh and rewards[0] != 0))
+        spread = len(set(ranked.get(uid, []))) > 1
         ledger[f"{prefix}/rescued_by_replay"] += replayed
         ledger[f"{prefix}/ranked"] += spread
         ledger[f"{prefix}/still_dead"] += not (replayed or spread)

@@ -158,6 +158,9 @@ class RankingConfig(BaseConfig):
     """[U] R_max: reward of the first rank, in (0, 1); a correct answer earns at least 1."""
     scope: str = "truncated"
     """[U] Which rows of an all-wrong group are ranked: `truncated` (Algorithm 1) or `failed` (the abstract: all)."""
+    finished_reward: str = "mean"
+    """[U] Reward of a finished wrong answer in a group with ranked rows: `zero`, or the `mean` of theirs. With `zero`
+    being cut off pays more than answering wrongly, and truncation grows."""
 
     def __post_init__(self):
         ok = _is_number(self.top_ratio) and 0 < self.top_ratio <= 1
@@ -166,6 +169,9 @@ class RankingConfig(BaseConfig):
         require(ok, "ranking.max_reward", "be in (0, 1), below the 1 a correct answer earns", self.max_reward)
         names = ("truncated", "failed")
         require(self.scope in names, "ranking.scope", f"be one of {names}", self.scope)
+        names = ("zero", "mean")
+        ok = self.finished_reward in names
+        require(ok, "ranking.finished_reward", f"be one of {names}", self.finished_reward)
 
 
 @dataclass

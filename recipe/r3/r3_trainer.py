@@ -253,30 +253,38 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
             logger.warning(warning)
 
     def _rank_truncated(self, batch: KVBatchMeta) -> dict[str, list[float]]:
-        """SERR: overwrite the reward of the ranked rows of all-wrong groups; returns the rewards by group uid."""
+        """SERR: overwrite rewards of fresh rows in all-wrong groups with rows to rank; returns them by group uid."""
         groups = {}
         for uid, positions in groups_of(batch).items():
             if dead_outcome([batch.tags[position] for position in positions]) is not False:
                 continue
-            rows = [position for position in positions if self._is_ranked(batch.tags[position])]
+            rows, finished = [], []
+            for position in positions:
+                if is_fresh(batch.tags[position]):
+                    (rows if self._is_ranked(batch.tags[position]) else finished).append(batch.keys[position])
             if rows:
-                groups[uid] = [batch.keys[position] for position in rows]
+                groups[uid] = rows, finished
         if not groups:
             return {}
-        keys = [key for group in groups.values() for key in group]
+        keys = [key for rows, finished in groups.values() for key in (*rows, *finished)]
         fields = ["entropy", "response_mask", "rm_scores"]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
-        rows = dict(zip(keys, rows_of(data), strict=True))
-        ranked = {uid: self._ranking_rewards([rows[key] for key in group]) for uid, group in groups.items()}
+        data = dict(zip(keys, rows_of(data), strict=True))
+        ranked = {
+            uid: core_algos.group_rewards(
+                self._ranking_rewards([data[key] for key in rows]), len(finished), self.r3.ranking.finished_reward
+            )
+            for uid, (rows, finished) in groups.items()
+        }
         rewards = [reward for group in ranked.values() for reward in group]
-        scores = [_outcome_reward(rows[key]["rm_scores"], reward) for key, reward in zip(keys, rewards, strict=True)]
+        scores = [_outcome_reward(data[key]["rm_scores"], reward) for key, reward in zip(keys, rewards, strict=True)]
         nested = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
         fields = TensorDict({"rm_scores": nested}, batch_size=len(keys))
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
         return ranked
 
     def _is_ranked(self, tag: dict) -> bool:
-        return is_fresh(tag) and (self.r3.ranking.scope == "failed" or tag["truncated"])
+        return self.r3.ranking.scope == "failed" or tag["truncated"]
 
     def _ranking_rewards(self, rows: list[dict]) -> list[float]:
         """SERR of the ranked rows of one group."""

@@ -5,10 +5,17 @@ N rows of one group, T response tokens. E_peak is the mean of a row's top token 
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from recipe.r3.core_algos import BLOCK_ROWS, structural_entropies, structural_entropy_ranking_reward
+from recipe.r3.core_algos import (
+    BLOCK_ROWS,
+    compute_r3_advantage,
+    group_rewards,
+    structural_entropies,
+    structural_entropy_ranking_reward,
+)
 
 
 def random_group(seed: int, rows: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -304,3 +311,33 @@ def test_a_row_without_tokens_names_the_row(rows):
     mask[-1] = 0
     with pytest.raises(ValueError, match=f"no unmasked token in row {rows - 1}"):
         structural_entropy_ranking_reward(torch.ones(rows, 4), mask, 0.2, 0.5)
+
+
+def test_rewards_of_a_group_by_hand():
+    assert group_rewards([0.5, 0.0], 2, "zero") == [0.5, 0.0, 0.0, 0.0]
+    assert group_rewards([0.5, 0.0], 2, "mean") == [0.5, 0.0, 0.25, 0.25]
+    assert group_rewards([0.5, 0.25, 0.0], 0, "mean") == group_rewards([0.5, 0.25, 0.0], 0, "zero") == [0.5, 0.25, 0.0]
+
+
+@pytest.mark.parametrize("max_reward", [0.01, 0.3, 0.99])
+@pytest.mark.parametrize("cut_off,finished", [(1, 3), (2, 2), (3, 1), (5, 11)])
+def test_only_zero_pays_for_being_cut_off_and_no_max_reward_changes_that(max_reward, cut_off, finished):
+    torch.manual_seed(cut_off)
+    entropy = torch.rand(cut_off, 50)
+    ranked = structural_entropy_ranking_reward(entropy, torch.ones(cut_off, 50), 0.2, max_reward).tolist()
+    mean_advantage = {}
+    for finished_reward in ("zero", "mean"):
+        rewards = torch.tensor(group_rewards(ranked, finished, finished_reward))
+        assert rewards.max() <= max_reward < 1, "below any correct answer"
+        tokens = torch.zeros(len(rewards), 1) + rewards.unsqueeze(-1)
+        index, replayed = np.zeros(len(rewards)), np.zeros(len(rewards))
+        advantages, _ = compute_r3_advantage(tokens, torch.ones_like(tokens), index, replayed)
+        mean_advantage[finished_reward] = advantages[:cut_off].mean().item()
+    assert mean_advantage["mean"] == pytest.approx(0, abs=1e-5)
+    if cut_off > 1:
+        assert mean_advantage["zero"] > 0.2
+
+
+def test_a_tie_of_all_is_no_signal_with_the_mean():
+    rewards = group_rewards([0.15, 0.15, 0.15], 5, "mean")
+    assert len(set(rewards)) == 1

@@ -125,8 +125,9 @@ def test_ledger_counts_each_group_once_and_every_way_out_of_death():
     [
         ([0.5, 0.25, 0.0], True),
         ([0.25, 0.25, 0.25], False),  # all three tied: still no contrast
-        ([0.25, 0.25], True),  # two of three rows ranked and tied: the third earns 0
-        ([0.0], False),  # one of three rows ranked: all earn 0
+        ([0.25, 0.25, 0.0], True),  # two rows ranked and tied, a finished one at 0
+        ([0.25, 0.25, 0.25], False),  # and at their mean
+        ([0.0, 0.0, 0.0], False),  # one row ranked: all earn 0
         ([], False),
     ],
 )
