@@ -71,9 +71,16 @@ def only_local_run():
         yield
 
 
-def run(command: list[str], env: dict[str, str], log: Path, on_poll: Callable[[], None]) -> int:
+def run(
+    command: list[str],
+    env: dict[str, str],
+    log: Path,
+    on_poll: Callable[[], None],
+    vital: tuple[str, ...] | None = None,
+) -> int:
     """Run `command` with its output in `log` until it ends, calling `on_poll` about twice a second.
 
+    `vital` are the beginnings of titles of processes without which the command cannot go on (None: `VITAL`).
     Returns the exit code. Whatever happens, Ctrl-C included, no process, shared memory or socket of the run is left.
 
     Raises:
@@ -91,7 +98,7 @@ def run(command: list[str], env: dict[str, str], log: Path, on_poll: Callable[[]
         fcntl.flock(owner, fcntl.LOCK_EX)
         child = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
         try:
-            return _watch(child, on_poll)
+            return _watch(child, on_poll, VITAL if vital is None else vital)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             end_descendants(child)
@@ -105,13 +112,13 @@ def _interrupt(*_) -> None:
     raise KeyboardInterrupt
 
 
-def _watch(child: subprocess.Popen, on_poll: Callable[[], None]) -> int:
+def _watch(child: subprocess.Popen, on_poll: Callable[[], None], titles: tuple[str, ...]) -> int:
     vital: dict[int, str] = {}
     died_at, name = None, ""
     while (code := child.poll()) is None:
         on_poll()
         alive = _titles()
-        vital.update({pid: title for pid, title in alive.items() if title.startswith(VITAL)})
+        vital.update({pid: title for pid, title in alive.items() if title.startswith(titles)})
         gone = [pid for pid in vital if pid not in alive]
         if gone and died_at is None:
             died_at, name = time.monotonic(), vital[gone[0]]

@@ -1,0 +1,223 @@
+"""Grades the answers of a folder, with the grader of the training reward, and never generates one.
+
+Writes scores.parquet (a row per answer) and disagreements.jsonl: the answers on which the grader and the plain
+comparison of the normalised strings differ, with how often each came.
+
+Answers that were generated elsewhere are scored alike. Their file, parquet, jsonl or json, has the columns problem,
+answer and responses (a list of texts), or response (one text per row). A column response_tokens of the same form is
+optional; without it there are no figures on tokens.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from r3_ext import data
+from r3_ext.evaluate import EvaluationError, benchmarks, plan
+from recipe.r3.answer_text import final_answer, normalize
+from recipe.r3.grader_pool import grade
+
+BATCH = 512
+TIMEOUT_S = 5.0
+"""As reward.reward_kwargs.grader_timeout_s."""
+
+SCORE = pa.schema(
+    {"benchmark": plan.TEXT, "index": plan.INT, "query_id": plan.TEXT, "sample": plan.INT}
+    | {"correct": pa.bool_(), "strict": pa.bool_(), "timeout": pa.bool_(), "answer": plan.TEXT}
+    | {"response_tokens": plan.INT, "truncated": pa.bool_()}
+)
+"""strict: the normalised strings are equal. timeout: the grader came to no verdict, which counts as wrong. answer:
+normalised, null if there is none."""
+
+
+class Grader:
+    """Verdicts by answer and reference: most of the answers to a problem are alike and need one verdict."""
+
+    def __init__(self, threads: ThreadPoolExecutor, workers: int):
+        self.threads, self.workers = threads, workers
+        self.verdicts: dict[tuple[str, str], bool | None] = {}
+
+    def grade(self, responses: list[str], references: list[str]) -> list[tuple[str | None, bool | None]]:
+        """Raw answer, None if there is none, and verdict, None if none was reached, of each response."""
+        answers = [final_answer(response) for response in responses]
+        pairs = list(zip(answers, references, strict=True))
+        fresh = {
+            pair: response
+            for pair, response in zip(pairs, responses, strict=True)
+            if pair[0] is not None and pair not in self.verdicts
+        }
+        verdicts = self.threads.map(
+            lambda item: grade(item[1], [item[0][1]], TIMEOUT_S, self.workers), list(fresh.items())
+        )
+        self.verdicts |= dict(zip(fresh, verdicts, strict=True))
+        return [
+            (answer, self.verdicts[answer, reference] if answer is not None else False) for answer, reference in pairs
+        ]
+
+
+def grade_folder(folder: Path, tick=lambda rows: None) -> None:
+    """Write scores.parquet and disagreements.jsonl; `tick` is told the number of rows that are graded.
+
+    Raises:
+        EvaluationError: answers are missing, twice there or damaged.
+    """
+    problems = {(row["benchmark"], row["index"]): row for row in plan.read_problems(folder)}
+    check_complete(folder, problems)
+    workers = os.cpu_count() or 1
+    scores, disagreements = [], Counter()
+    with ThreadPoolExecutor(workers) as threads:
+        grader = Grader(threads, workers)
+        for rows in _batches(folder):
+            references = [problems[row["benchmark"], row["index"]]["answer"] for row in rows]
+            graded = grader.grade([row["response"] for row in rows], references)
+            for row, reference, (answer, verdict) in zip(rows, references, graded, strict=True):
+                scores.append(_score(row, reference, answer, verdict))
+                if scores[-1]["strict"] != scores[-1]["correct"]:
+                    disagreements[row["benchmark"], row["index"], reference, answer, verdict] += 1
+            tick(len(scores))
+    scores.sort(key=lambda row: (row["benchmark"], row["index"], row["sample"]))
+    if len(scores) > len(plan.done(folder)):
+        raise EvaluationError(f"{folder}/generations holds some answers twice; remove the part that was copied there")
+    plan.write_table(folder / "scores.parquet", scores, SCORE)
+    names = ("benchmark", "index", "reference", "answer", "grader")
+    lines = [{**dict(zip(names, key, strict=True)), "answers": n} for key, n in sorted(disagreements.items(), key=str)]
+    plan.write_text(folder / "disagreements.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _score(row: dict, reference: str, answer: str | None, verdict: bool | None) -> dict:
+    normal = None if answer is None else normalize(answer)
+    return {
+        **{name: row[name] for name in SCORE.names if name in row},
+        "correct": verdict is True,
+        "strict": normal is not None and normal == normalize(final_answer(reference) or reference),
+        "timeout": verdict is None,
+        "answer": normal,
+    }
+
+
+def check_complete(folder: Path, problems: dict) -> None:
+    keys = plan.done(folder)
+    sampling = plan.read_plan(folder)["sampling"]
+    if sampling and len(keys) < len(problems) * sampling["n"]:
+        raise EvaluationError(
+            f"{folder} holds {len(keys):,} of {len(problems) * sampling['n']:,} answers; the `r3 eval --model` command "
+            "that began it generates the others. Scoring what is there would favour short answers, which come first"
+        )
+
+
+def _batches(folder: Path) -> Iterator[list[dict]]:
+    for part in plan.parts(folder):
+        with plan.readable(part):
+            for batch in pq.ParquetFile(part).iter_batches(BATCH):
+                yield batch.to_pylist()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one benchmark: P problems, R answers in order of problem and sample."""
+
+    query_ids: list[str]
+    """(P,)"""
+    problem_R: np.ndarray
+    sample_R: np.ndarray
+    correct_R: np.ndarray
+    strict_R: np.ndarray
+    timeout_R: np.ndarray
+    answers: list[str | None]
+    """(R,)"""
+    tokens_R: np.ndarray
+    """NaN: not known."""
+    truncated_R: np.ndarray
+    """NaN: not known."""
+
+    def sums(self, values_R: np.ndarray) -> np.ndarray:
+        """Sum over the answers of each problem, (P,)."""
+        return np.bincount(self.problem_R, weights=values_R, minlength=len(self.query_ids))
+
+    @property
+    def attempts_P(self) -> np.ndarray:
+        return np.bincount(self.problem_R, minlength=len(self.query_ids))
+
+    @property
+    def successes_P(self) -> np.ndarray:
+        return self.sums(self.correct_R).astype(np.int64)
+
+
+def read_scores(folder: Path) -> dict[str, Scores]:
+    """By benchmark, in the order of the plan."""
+    table = plan.read_table(folder / "scores.parquet", SCORE)
+    names = np.array(table["benchmark"].to_pylist())
+    return {name: _scores(table.filter(pa.array(names == name))) for name in plan.read_plan(folder)["benchmarks"]}
+
+
+def _scores(table: pa.Table) -> Scores:
+    columns = table.to_pydict()
+    by_index = dict(zip(columns["index"], columns["query_id"], strict=True))
+    position = {index: at for at, index in enumerate(by_index)}
+    nan = float("nan")
+    return Scores(
+        query_ids=list(by_index.values()),
+        problem_R=np.array([position[index] for index in columns["index"]]),
+        sample_R=np.array(columns["sample"]),
+        correct_R=np.array(columns["correct"]),
+        strict_R=np.array(columns["strict"]),
+        timeout_R=np.array(columns["timeout"]),
+        answers=columns["answer"],
+        tokens_R=np.array([nan if value is None else value for value in columns["response_tokens"]], dtype=float),
+        truncated_R=np.array([nan if value is None else value for value in columns["truncated"]], dtype=float),
+    )
+
+
+def read_responses(file: Path) -> tuple[dict, list[dict], list[dict]]:
+    """Plan, problems and generations of a file of answers that were generated elsewhere."""
+    try:
+        rows, origin = data.read_rows(str(file))
+        problems = data.to_problems(rows, str(file), file.stem)
+    except (ValueError, OSError) as error:
+        raise EvaluationError(str(error)) from error
+    first: dict[str, data.Problem] = {}
+    answers: dict[str, list[dict]] = {}
+    for problem, row in zip(problems, rows, strict=True):
+        if not problem.text or not problem.answer:
+            raise EvaluationError(f"{file}, row {problem.index}: problem and answer must not be empty")
+        same = first.setdefault(problem.query_id, problem)
+        if data.normal_form(same.answer) != data.normal_form(problem.answer):
+            raise EvaluationError(
+                f"{file}, rows {same.index} and {problem.index}: one problem with the answers {same.answer!r} and "
+                f"{problem.answer!r}; correct one of them"
+            )
+        answers.setdefault(problem.query_id, []).extend(_responses(row, f"{file}, row {problem.index}"))
+    name, digest = benchmarks.name_of(list(first.values()), file.stem)
+    benchmark = benchmarks.Benchmark(name, str(file), digest, list(first.values()))
+    model = {"path": f"answers of {file.name}", "fingerprint": origin["files"][file.name]}
+    generations = [
+        {"benchmark": name, "index": index, "query_id": query_id, "sample": k, **answer}
+        for index, query_id in enumerate(first)
+        for k, answer in enumerate(answers[query_id])
+    ]
+    return plan.make_plan(model, [benchmark], None), plan.problem_rows([benchmark], None), generations
+
+
+def write_responses(folder: Path, content: dict, problems: list[dict], generations: list[dict]) -> None:
+    """A folder like that of `r3 eval --model`."""
+    plan.begin(folder, content, problems)
+    plan.write_table(folder / "generations" / "000-00000.parquet", generations, plan.GENERATION)
+
+
+def _responses(row: dict, where: str) -> list[dict]:
+    texts, tokens = row.get("responses", row.get("response")), row.get("response_tokens")
+    texts, tokens = ([value] if isinstance(value, str | int) else value for value in (texts, tokens))
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise EvaluationError(f"{where}: responses must be a list of texts, or response a text, got {str(texts)[:80]}")
+    if tokens is not None and len(tokens) != len(texts):
+        raise EvaluationError(f"{where}: response_tokens must have one number per response, got {len(tokens)}")
+    tokens = tokens or [None] * len(texts)
+    return [{"response": text, "response_tokens": n} for text, n in zip(texts, tokens, strict=True)]
