@@ -49,9 +49,11 @@ from multiprocessing import get_context
 
 import numpy as np
 import psutil
+import torch  # noqa: F401  loaded in every trainer, so no growth of the process that the buffer causes
 
 from recipe.r3 import history_file
-from recipe.r3.history import SELECTIONS, History, Sample, encode
+from recipe.r3.history import SELECTIONS, History, Sample
+from recipe.r3.history_codec import identified, packed
 
 VOCABULARY = 151_643
 PER_OUTCOME, EPOCHS = 16, 4
@@ -296,14 +298,13 @@ def throughput(folder: str, steps: int) -> list[Figure]:
             move_pin(history, step)
             continue
         ours.append(seconds)
-        rows = [encode(sample, step, 0) for sample in samples]
-        blobs = [(row.tokens, row.log_probs) for row in rows]
+        blobs = [(row.tokens, row.log_probs) for sample in samples for row in packed([identified(sample, step, 0)])]
         theirs.append(timed(write_plain, plain, blobs))
         if step % 10 == 0:
             progress(f"throughput: {step} of {steps} steps")
     history.close()
     plain.close()
-    size = sum(row.bytes for row in rows)
+    size = sum(len(blob) for row in blobs for blob in row)
     share = float(np.median(theirs) / np.median(ours))
     return [
         Figure(f"step of {STEP:,} responses of {LONG:,} tokens", rate(ours, size)),

@@ -14,9 +14,11 @@ on an error.
 import argparse
 import csv
 import difflib
+import hashlib
 import json
 import math
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +39,8 @@ FORMAT = "1"
 ROW_GROUP_TOKENS = 1 << 20
 """At which a row group ends; only one is in memory."""
 UNBOUNDED = 1 << 62
+IMPORTED = re.compile(r"imported ([0-9a-f]{16}) of steps to (\d{1,18})")
+"""The key in `meta` of statistics that were imported: their fingerprint, and the source's last step at the time."""
 
 QUERIES = {
     "never-solved": """\
@@ -431,6 +435,8 @@ def import_samples(args: argparse.Namespace) -> None:
     with opened(source) as (meta, total, samples, statistics):
         with new_or_old(path, *bounds(args), args.seed) as history:
             require_same_tokenizer(history.meta(), meta, source)
+            if statistics is not None:
+                require_new_statistics(history.meta(), meta, source)
             before = history.size()
             history.absorb(track_samples(samples, "importing", total), statistics or (), meta)
             taken = history.size() - before
@@ -441,6 +447,31 @@ def import_samples(args: argparse.Namespace) -> None:
         print("the other samples were there already, or go beyond --max-per-outcome or --max-gib")
     if "tokenizer" not in meta:
         print(f"{source} does not say which tokenizer its tokens are of, so that was not checked")
+
+
+def imports(meta: dict[str, str]) -> set[tuple[str, int]]:
+    """(fingerprint, last step) of the statistics that were imported."""
+    matches = filter(None, map(IMPORTED.fullmatch, meta))
+    return {(match[1], int(match[2])) for match in matches}
+
+
+def fingerprint(db: sqlite3.Connection, last: int) -> str:
+    """Of the statistics up to step `last`: a run that was imported then still has it when it has gone on since."""
+    digest = hashlib.sha256()
+    for row in db.execute("SELECT * FROM statistics WHERE step <= ? ORDER BY query_id, variant, step", (last,)):
+        digest.update(repr(row).encode())
+    return digest.hexdigest()[:16]
+
+
+def require_new_statistics(ours: dict[str, str], theirs: dict[str, str], source: str) -> None:
+    """Raise HistoryError when attempts of the source are in this history already: they would count twice."""
+    with snapshot(source) as db:
+        again = [known for known, last in imports(ours) if fingerprint(db, last) == known]
+    if again or imports(ours) & imports(theirs):
+        raise HistoryError(
+            f"{source}: its attempts, or some of them, are in this history already and would count twice; import into "
+            "a new file, or take the samples alone with `r3 history export` and import the parquet"
+        )
 
 
 def target(path: str) -> str:
@@ -489,7 +520,13 @@ def opened(path: str):
         total = db.execute(f"SELECT count(*) FROM samples WHERE {where}").fetchone()[0]
         rows = read_samples(db, path, where, ())
         samples = (checked(sample, path, f"sample {sample.id}") for sample, *_ in rows)
-        yield meta_of(db), total, samples, read_statistics(db, path)
+        yield {**meta_of(db), **provenance(db, path)}, total, samples, read_statistics(db, path)
+
+
+def provenance(db: sqlite3.Connection, path: str) -> dict[str, str]:
+    """What `meta` keeps of an import of this history's statistics; nothing when it has none."""
+    [(last,)] = db.execute("SELECT max(step) FROM statistics")
+    return {} if last is None else {f"imported {fingerprint(db, last)} of steps to {last}": path}
 
 
 def is_parquet(path: str) -> bool:
@@ -544,6 +581,7 @@ def open_parquet(path: str) -> tuple[dict, int, Iterator[Sample], None]:
         meta = json.loads(metadata.get(b"r3.meta", b"{}"))
         if not isinstance(meta, dict) or not all(isinstance(value, str) for value in meta.values()):
             raise HistoryError(f"{path}: the metadata r3.meta must be an object of texts")
+    meta = {key: value for key, value in meta.items() if not IMPORTED.fullmatch(key)}  # those of its statistics
     return meta, file.metadata.num_rows, read_parquet(file, path), None
 
 

@@ -30,88 +30,35 @@ Example: two wrong and one correct attempt at query "a" in step 1, then
 """
 
 import hashlib
-import math
 import os
 import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
-
 from . import history_file
+from .history_codec import (
+    PLAIN,
+    REFLECTION,
+    Bucket,
+    Row,
+    Sample,
+    by_bucket,
+    chunks,
+    damaged,
+    decode,
+    identified,
+    in_order,
+    packed,
+)
 from .history_file import HistoryError, explained
 
-PLAIN, REFLECTION = "plain", "reflection"
-"""Prompt variants: the dataset's own prompt, or the reflection prompt built from it."""
-LOWEST = float(np.finfo(np.float16).min)
 SELECTIONS = ("uniform", "newest", "shortest", "nearest_length", "lowest_entropy")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One generated response."""
-
-    query_id: str
-    tokens: np.ndarray
-    """(L,) int32 response token ids."""
-    correct: bool
-    score: float
-    truncated: bool
-    step: int
-    variant: str = PLAIN
-    log_probs: np.ndarray | None = None
-    """(L,) float32 log-probs of the policy that generated it, or None. The file keeps them as float16."""
-    id: int | None = None
-    """Its row in the file, once drawn."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A sample as the file stores it."""
-
-    columns: tuple
-    """query_id, variant, correct, truncated, score, length, entropy, step."""
-    tokens: bytes
-    log_probs: bytes | None
-    digest: bytes
-    checksum: int
-
-    @property
-    def bucket(self) -> tuple[str, str, int]:
-        return self.columns[:3]
-
-    @property
-    def bytes(self) -> int:
-        return len(self.tokens) + len(self.log_probs or b"")
-
-    def order(self) -> tuple:
-        truncated, score = self.columns[3:5]
-        return self.bucket, self.digest, truncated, score, self.log_probs or b""
-
-
-def encode(sample: Sample, step: int, seed: int) -> Row:
-    tokens = history_file.pack_tokens(sample.tokens)
-    length, entropy, log_probs = len(sample.tokens), None, None
-    if sample.log_probs is not None:
-        if len(sample.log_probs) != length:
-            raise ValueError(f"query {sample.query_id}: {len(sample.log_probs)} log-probs for {length} tokens")
-        finite = sample.log_probs
-        if length and finite.min() < LOWEST:
-            finite = np.maximum(finite, LOWEST)
-        mean = float(finite.sum(dtype=np.float64)) / length if length else math.nan
-        entropy = None if math.isnan(mean) else 0.0 - mean  # SQLite knows no NaN and no -0.0
-        log_probs = finite.astype("<f2").tobytes()
-    flags = int(sample.correct), int(sample.truncated)
-    columns = (str(sample.query_id), str(sample.variant), *flags, float(sample.score) + 0.0, length, entropy, int(step))
-    checksum = history_file.checksum_of(columns, tokens, log_probs)
-    return Row(columns, tokens, log_probs, history_file.digest_of(tokens, length, seed), checksum)
 
 
 class Transfer(NamedTuple):
@@ -197,12 +144,12 @@ class History:
 
     def _write(self, samples: list[Sample], step: int, replays: list[tuple[Sample, str]]) -> None:
         begin = time.monotonic()
-        # The order of arrival differs from run to run; ids, and so later draws, must not.
-        rows = sorted((encode(sample, step, self.seed) for sample in samples), key=Row.order)
+        buckets = by_bucket(samples)
         with self._transaction():
-            self._count(rows, step)
+            self._count(buckets, step)
             self._log_replays(replays, step)
-            self._store(rows, step)
+            # The order of arrival differs from run to run; ids, and so later draws, must not.
+            self._store(in_order(buckets, step, self.seed), step)
         self.write_seconds = time.monotonic() - begin
 
     def absorb(
@@ -227,29 +174,27 @@ class History:
         samples = iter(samples)
         with self._transaction():
             while chunk := list(islice(samples, 1024)):
-                self._store([encode(sample, 0, self.seed) for sample in chunk], 0)
+                self._store((identified(sample, 0, self.seed) for sample in chunk), 0)
             self._count_rows([(query_id, variant, 0, *counts) for query_id, variant, *counts in statistics])
             self._db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", sorted((meta or {}).items()))
 
-    def _store(self, rows: list[Row], step: int) -> None:
+    def _store(self, rows: Iterable[Row], step: int) -> None:
         """Insert the rows and keep to the bounds."""
-        stored, newest_pin = self._insert(rows), self._newest_pin()
-        buckets = sorted({row.bucket for row in stored})
-        self._evict([row for bucket in buckets for row in self._beyond_the_cap(bucket)], step, newest_pin)
+        crowded, newest_pin = self._insert(rows), self._newest_pin()
+        self._evict([row for bucket in crowded for row in self._beyond_the_cap(bucket)], step, newest_pin)
         if self.live_bytes > self.max_bytes:
             self._evict(self._lottery(self.live_bytes - int(0.9 * self.max_bytes)), step, newest_pin)
         if self.spare_bytes > self.max_bytes:
             self._reclaim()
 
-    def _count(self, rows: list[Row], step: int) -> None:
+    def _count(self, buckets: dict[Bucket, list[Sample]], step: int) -> None:
         counts: dict[tuple[str, str], list[int]] = {}
-        for row in rows:
-            query_id, variant, correct, truncated, *_ = row.columns
+        for (query_id, variant, correct), samples in buckets.items():
             count = counts.setdefault((query_id, variant), [0, 0, 0])
-            count[0] += 1
-            count[1] += correct
-            count[2] += truncated
-        self._count_rows([(*key, step, *count) for key, count in sorted(counts.items())])
+            count[0] += len(samples)
+            count[1] += correct * len(samples)
+            count[2] += sum(int(sample.truncated) for sample in samples)
+        self._count_rows([(*key, step, *count) for key, count in counts.items()])
 
     def _count_rows(self, values: list[tuple]) -> None:
         """Add (query_id, variant, step, attempts, successes, truncated) to the statistics and the sums of the steps."""
@@ -268,29 +213,39 @@ class History:
             [(sample.id, step, sample.query_id, variant, sample.step) for sample, variant in replays],
         )
 
-    def _insert(self, rows: list[Row]) -> list[Row]:
-        """Store the rows that are not there yet, and return them."""
+    def _insert(self, rows: Iterable[Row]) -> list[Bucket]:
+        """Store the rows that are not there yet; returns the buckets that now hold more than `max_per_outcome`."""
+        seen: dict[Bucket, set[bytes]] = {}
+        [(last,)] = self._db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'samples'")
+        inserted = []
+
+        def payloads() -> Iterator[tuple]:
+            for chunk in chunks(self._unknown(rows, seen)):
+                for row in packed(chunk):
+                    sample_id = last + 1 + len(inserted)
+                    inserted.append((sample_id, *row.columns, row.bytes, row.digest, row.checksum))
+                    self.live_bytes += row.bytes
+                    yield sample_id, row.tokens, row.log_probs
+
+        self._db.executemany("INSERT INTO payloads VALUES (?, ?, ?)", payloads())
+        self._db.executemany(
+            "INSERT INTO samples (id, query_id, variant, correct, truncated, score, length, entropy, step, abandoned, "
+            "bytes, digest, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+            inserted,
+        )
+        return sorted(bucket for bucket, digests in seen.items() if len(digests) > self.max_per_outcome)
+
+    def _unknown(self, rows: Iterable[Row], seen: dict[Bucket, set[bytes]]) -> Iterator[Row]:
+        """The rows whose response is not stored in their bucket; `seen` takes up the digests of each bucket."""
         known = "SELECT digest FROM samples WHERE query_id = ? AND variant = ? AND correct = ? AND evicted IS NULL"
-        seen: dict[tuple, set[bytes]] = {}
-        fresh = []
         for row in rows:
             if row.bucket not in seen:
                 seen[row.bucket] = {digest for (digest,) in self._db.execute(known, row.bucket)}
             if row.digest not in seen[row.bucket]:
                 seen[row.bucket].add(row.digest)
-                fresh.append(row)
-        [(last,)] = self._db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'samples'")
-        numbered = list(enumerate(fresh, start=last + 1))
-        self._db.executemany(
-            "INSERT INTO samples (id, query_id, variant, correct, truncated, score, length, entropy, step, abandoned, "
-            "bytes, digest, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
-            ((i, *r.columns, r.bytes, r.digest, r.checksum) for i, r in numbered),
-        )
-        self._db.executemany("INSERT INTO payloads VALUES (?, ?, ?)", ((i, r.tokens, r.log_probs) for i, r in numbered))
-        self.live_bytes += sum(row.bytes for row in fresh)
-        return fresh
+                yield row
 
-    def _beyond_the_cap(self, bucket: tuple) -> list[tuple[int, int, int]]:
+    def _beyond_the_cap(self, bucket: Bucket) -> list[tuple[int, int, int]]:
         """(id, step, bytes) of the samples of a bucket that are older than its newest `max_per_outcome`."""
         return self._db.execute(
             "SELECT id, step, bytes FROM samples WHERE query_id = ? AND variant = ? AND correct = ? "
@@ -397,7 +352,7 @@ class History:
 
         Args:
             selection: `uniform` (by `rng`), `newest`, `shortest`, `nearest_length` (to `near_length` tokens) or
-                `lowest_entropy`; ties go to the older sample.
+                `lowest_entropy`; ties go to the older sample, of `newest` to the one stored last.
             max_length: samples of more tokens are passed over.
             min_step: samples of earlier steps are passed over.
             max_replays: samples replayed that often are passed over; `replays` counts by id what is not stored yet.
@@ -637,36 +592,6 @@ def select(rows: list[tuple], k: int, rng: random.Random, selection: str, near_l
         "lowest_entropy": lambda row: float("inf") if row[3] is None else row[3],
     }[selection]
     return sorted(rows, key=order)[:k]
-
-
-def damaged(sample: str | int, path: str) -> HistoryError:
-    return HistoryError(f"history {path}: sample {sample} is damaged; run `r3 history prune --damaged`")
-
-
-def decode(row: tuple, sample_id: int, path: str) -> Sample:
-    """The sample of a row (query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens,
-    log_probs); raises HistoryError unless its checksum and its lengths fit."""
-    *columns, checksum, tokens, log_probs = row
-    query_id, variant, correct, truncated, score, length, _, step = columns
-    try:
-        if checksum != history_file.checksum_of(tuple(columns), tokens, log_probs):
-            raise ValueError("the checksum does not fit")
-        ids = history_file.unpack_tokens(tokens, length)
-        if log_probs is not None and len(log_probs) != 2 * length:
-            raise ValueError(f"{len(log_probs)} bytes do not hold {length} log-probs")
-    except (TypeError, ValueError) as error:  # TypeError: something else in place of the bytes
-        raise damaged(f"{sample_id} of query {query_id}", path) from error
-    return Sample(
-        query_id=query_id,
-        tokens=ids,
-        correct=bool(correct),
-        score=score,
-        truncated=bool(truncated),
-        step=step,
-        variant=variant,
-        log_probs=None if log_probs is None else np.frombuffer(log_probs, dtype="<f2").astype(np.float32),
-        id=sample_id,
-    )
 
 
 def tokenizer_fingerprint(tokenizer) -> str:

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The file of the sample buffer: schema, opening and checking, one trainer per file, and how a response is encoded.
+"""The file of the sample buffer: schema, opening and checking, one trainer per file.
 
 One SQLite file in WAL mode; anybody may read it with plain SQL while a run writes it. Nothing in it is executed or
 unpickled, so a file from somebody else is data: its schema must equal ours to the letter, and what it says of itself is
@@ -23,9 +23,7 @@ what a sample's checksum covers, when it is drawn.
     steps       what a training step wrote, in sum
     replays     which stored response a step replayed
     pins        the steps whose state can be restored: those with a checkpoint
-    meta        tokenizer, model and limits the samples were stored under
-
-A response costs 2, 3 or 4 bytes per token for its ids (3 for vocabularies over 65,536) and 2 for its log-probs.
+    meta        tokenizer, model and limits the samples were stored under; what was imported
 """
 
 import fcntl
@@ -33,14 +31,10 @@ import os
 import socket
 import sqlite3
 import weakref
-import zlib
 from contextlib import contextmanager
-from hashlib import sha256
 from urllib.parse import quote
 
-import numpy as np
-
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,8 +49,8 @@ CREATE TABLE samples (
     evicted INTEGER,                -- training step that evicted it, NULL while it can be drawn
     abandoned INTEGER NOT NULL,     -- 1: written after a checkpoint that training went back to
     bytes INTEGER NOT NULL,         -- of its payload
-    digest BLOB NOT NULL,           -- of the token ids, keyed by the seed; equal responses of a query are stored once
-    checksum INTEGER NOT NULL       -- CRC-32 of query_id to step and of the payload
+    digest BLOB NOT NULL,           -- XXH3-128 of the ids, seeded; equal responses of a query are stored once
+    checksum INTEGER NOT NULL       -- XXH3-64 of query_id to step and of the payload, see history_codec.py
 ) STRICT;
 CREATE INDEX samples_live ON samples (query_id, variant, correct, step, length, entropy, digest, bytes, abandoned,
     evicted) WHERE evicted IS NULL;
@@ -270,38 +264,3 @@ def check_content(db: sqlite3.Connection, path: str) -> None:
     [(fits,)] = db.execute(f"SELECT ({next_id}) BETWEEN coalesce(max(id), 0) AND 1 << 62 FROM samples")
     if not fits:
         raise sqlite3.DatabaseError("the next sample's number is taken")
-
-
-def pack_tokens(tokens: np.ndarray) -> bytes:
-    """The low 16 bits of every id, then the next 0, 8 or 16, as the largest needs: 151,643 takes 3 bytes."""
-    ids = np.ascontiguousarray(tokens, dtype="<u4")
-    largest = int(ids.max()) if len(ids) else 0
-    low, high = ids.astype("<u2").tobytes(), ids >> 16
-    if largest < 1 << 16:
-        return low
-    return low + high.astype(np.uint8 if largest < 1 << 24 else "<u2").tobytes()
-
-
-def unpack_tokens(blob: bytes, length: int) -> np.ndarray:
-    """(length,) int32 ids from `pack_tokens`."""
-    width = len(blob) // length if length > 0 else 2
-    if width not in (2, 3, 4) or width * length != len(blob):
-        raise ValueError(f"{len(blob)} bytes do not hold {length} token ids")
-    ids = np.frombuffer(blob, dtype="<u2", count=length).astype("<i4")
-    if width > 2:
-        high = np.frombuffer(blob, dtype=np.uint8 if width == 3 else "<u2", offset=2 * length)
-        ids |= high.astype("<i4") << 16
-    return ids
-
-
-def digest_of(tokens: bytes, length: int, seed: int) -> bytes:
-    """16 bytes that stand for the packed ids; the seed decides how digests of different responses are ordered."""
-    digest = sha256(f"{seed} {length} ".encode())  # processors have instructions for it
-    digest.update(tokens)
-    return digest.digest()[:16]
-
-
-def checksum_of(columns: tuple, tokens: bytes, log_probs: bytes | None) -> int:
-    """CRC-32 of a sample's columns and payload."""
-    checksum = zlib.crc32(repr(columns).encode())
-    return zlib.crc32(log_probs or b"", zlib.crc32(tokens, checksum))

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from r3_ext.history import QUERIES, main
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample, tokenizer_fingerprint
-from recipe.r3.history_file import checksum_of
+from recipe.r3.history_codec import checksum_of
 
 META = {"tokenizer": "1000 tokens abcdef012345", "model": "/models/tiny", "max_per_outcome": "3", "max_gib": "32.0"}
 BOUNDS = ["--max-per-outcome", "99", "--max-gib", "1"]
@@ -385,7 +386,9 @@ def test_an_imported_history_draws_what_its_source_draws(by_parquet, tmp_path, c
     text = output_of(capsys, "import", new, tmp_path / "out.parquet" if by_parquet else source, *BOUNDS)
     assert ("no statistics" in text) == by_parquet
     assert sum(map(len, expected.values())) > 100 and draws(new) == expected
-    assert dict(rows_of(new, "SELECT key, value FROM meta")) == META
+    meta = dict(rows_of(new, "SELECT key, value FROM meta"))
+    assert {key: meta.pop(key) for key in META} == META
+    assert list(meta.values()) == ([] if by_parquet else [str(source)])
     assert {step for (step,) in rows_of(new, "SELECT step FROM samples")} == {0}
 
 
@@ -409,6 +412,47 @@ def test_statistics_come_over_from_a_history_and_training_goes_on(tmp_path, caps
         history.add([sample("a", [1])], step=1)
         history.restore(0, "all", META)
     assert rows_of(new, sums) == rows_of(source, sums) and draws(new) == draws(source)
+
+
+def sums_of(path) -> list[tuple]:
+    return rows_of(path, "SELECT query_id, variant, attempts, successes, truncated FROM statistics")
+
+
+def test_attempts_cannot_be_imported_twice(run, tmp_path, capsys):
+    """Not the same file, not a copy of it, not when its run has gone on since, not by way of another history."""
+    new, copied, between = tmp_path / "new.sqlite", tmp_path / "copy.sqlite", tmp_path / "between.sqlite"
+    shutil.copy(run / "history.sqlite", copied)
+    for target in (new, between):
+        output_of(capsys, "import", target, run, *BOUNDS)
+    before = sums_of(new)
+    with closing(History(str(run / "history.sqlite"), 3)) as history:
+        history.add([sample("hard", [99])], step=4)
+    for source in (run, copied, between):
+        message = error_of(capsys, "import", new, source, *BOUNDS)
+        assert f"{source}" in message and "would count twice; import into a new file" in message
+        assert sums_of(new) == before
+    output_of(capsys, "import", tmp_path / "newer.sqlite", run, *BOUNDS)
+
+
+def test_attempts_of_another_run_and_samples_alone_can_be_added(run, tmp_path, capsys):
+    new, other, out = tmp_path / "new.sqlite", tmp_path / "other.sqlite", tmp_path / "out.parquet"
+    with closing(History(str(other), 3)) as history:
+        history.restore(0, "all", META)
+        history.add([sample("hard", [50], correct=True)], step=1)
+    output_of(capsys, "import", new, run, *BOUNDS)
+    output_of(capsys, "import", new, other, *BOUNDS)
+    attempts = "SELECT sum(attempts), sum(successes) FROM statistics WHERE query_id = 'hard'"
+    (both,) = rows_of(new, attempts)
+    (((first, solved),),) = [rows_of(run / "history.sqlite", attempts)]
+    assert both == (first + 1, solved + 1)
+    output_of(capsys, "export", new, out)
+    output_of(capsys, "import", new, out, *BOUNDS)
+    output_of(capsys, "import", new, out, *BOUNDS)
+    assert rows_of(new, attempts) == [both]
+    samples_only = tmp_path / "samples.sqlite"
+    output_of(capsys, "import", samples_only, out, *BOUNDS)
+    output_of(capsys, "import", samples_only, run, *BOUNDS)
+    assert rows_of(samples_only, attempts) == [(first, solved)]
 
 
 def test_the_newest_samples_survive_tighter_bounds(tmp_path, capsys):

@@ -19,7 +19,8 @@ from test_history import change, drawn, dump, logical, look, make_sample, presen
 
 from recipe.r3 import history_file
 from recipe.r3.history import History
-from recipe.r3.history_file import SCHEMA_VERSION, HistoryError, checksum_of, network_file_system, open_for_reading
+from recipe.r3.history_codec import checksum_of
+from recipe.r3.history_file import SCHEMA_VERSION, HistoryError, network_file_system, open_for_reading
 
 HELPERS = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_history import *\n"
 
@@ -175,6 +176,12 @@ def of_a_newer_version(path):
         database.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
 
 
+def of_the_version_before(path):
+    fill(path, steps=1)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version={SCHEMA_VERSION - 1}")
+
+
 def of_version_1(path):
     with closing(sqlite3.connect(path)) as database:
         database.executescript("CREATE TABLE samples (id); CREATE TABLE statistics (id); PRAGMA user_version=1")
@@ -199,6 +206,10 @@ def short_garbage(path):
     "make, reason",
     [
         (of_a_newer_version, f"has schema version {SCHEMA_VERSION + 1}, this recipe reads version {SCHEMA_VERSION}; "),
+        (
+            of_the_version_before,
+            f"has schema version {SCHEMA_VERSION - 1}, this recipe reads version {SCHEMA_VERSION}; ",
+        ),
         (of_version_1, f"has schema version 1, this recipe reads version {SCHEMA_VERSION}; move the file away"),
         (of_another_program, "is not a history; .*set algorithm.r3.history.path to another one"),
         (garbage, "file is not a database; .*algorithm.r3.history.path"),
