@@ -260,8 +260,12 @@ def abandoned_segments(folder: Path) -> list[Path]:
 
 
 def human(size: float) -> str:
-    """Bytes for people: 512 MiB, 20.3 GiB."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"
+    """Bytes for people: 512 B, 20.3 MiB, 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from r3_ext.doctor import human
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample, decode, tokenizer_fingerprint
 from recipe.r3.history_file import SCHEMA_VERSION, HistoryError, check_content, explained, open_for_reading
 
@@ -107,15 +108,6 @@ def snapshot(path: str):
         except sqlite3.Error as error:
             with explained(path):
                 raise error
-
-
-def human(size: float) -> str:
-    """Bytes for people: 512 B, 20.3 MiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def disk_size(path: str) -> int:

@@ -48,16 +48,19 @@ def mean_accuracy(curve: Curve, tokens: float) -> float:
 
 
 def tokens_to(curve: Curve, accuracy: float) -> float:
-    """Generated tokens at which the curve first reaches that accuracy, linear between validations; inf if never."""
+    """Generated tokens from which on the curve has that accuracy, linear between validations; inf if it ends below.
+
+    Noise touches an accuracy long before it is held: the last crossing counts, not the first.
+    """
     x_V, y_V = curve
-    reached_V = np.flatnonzero(y_V >= accuracy)
-    if not len(reached_V):
+    below_V = np.flatnonzero(y_V < accuracy)
+    if not len(y_V) or y_V[-1] < accuracy:
         return math.inf
-    at = reached_V[0]
-    if at == 0:
+    if not len(below_V):
         return float(x_V[0])
-    share = (accuracy - y_V[at - 1]) / (y_V[at] - y_V[at - 1])
-    return float(x_V[at - 1] + share * (x_V[at] - x_V[at - 1]))
+    at = below_V[-1]
+    share = (accuracy - y_V[at]) / (y_V[at + 1] - y_V[at])
+    return float(x_V[at] + share * (x_V[at + 1] - x_V[at]))
 
 
 def spread(values: list[float]) -> dict[str, float | int]:
@@ -73,8 +76,8 @@ def compare(curves: dict[str, dict[int, Curve]], budget: float, baseline: str = 
     """Figures of each arm at `budget` generated tokens, from its curves by seed.
 
     accuracy, mean_accuracy: see above. difference: of `accuracy` to the baseline's, seed by seed. speedup: budget over
-    the tokens that the arm's mean curve needs for the baseline's mean accuracy at the budget; 2 means half the tokens,
-    NaN that the arm does not reach it.
+    the tokens from which on the arm's mean curve has the baseline's mean accuracy at the budget; 2 means half the
+    tokens, NaN that the arm does not hold it.
     """
     at = {arm: {seed: accuracy_at(curve, budget) for seed, curve in cells.items()} for arm, cells in curves.items()}
     target = np.nanmean(list(at[baseline].values())) if any(map(math.isfinite, at.get(baseline, {}).values())) else None

@@ -48,9 +48,14 @@ def test_the_mean_accuracy_is_the_area_under_the_curve():
     assert outcome.mean_accuracy(CURVE, 150) == pytest.approx((0.3 * 100 + 0.375 * 50) / 150)
 
 
-@pytest.mark.parametrize("accuracy,tokens", [(0.1, 0), (0.2, 0), (0.3, 50), (0.4, 100), (0.41, math.inf)])
-def test_tokens_to_an_accuracy_are_those_of_its_first_crossing(accuracy, tokens):
+@pytest.mark.parametrize("accuracy,tokens", [(0.1, 0), (0.2, 0), (0.25, 25), (0.3, 50), (0.31, math.inf)])
+def test_tokens_to_an_accuracy_are_those_after_which_it_is_held(accuracy, tokens):
     assert outcome.tokens_to(CURVE, accuracy) == pytest.approx(tokens)
+
+
+def test_an_accuracy_that_is_touched_and_lost_counts_from_the_last_crossing():
+    curve = (np.array([0.0, 100.0, 200.0, 300.0]), np.array([0.2, 0.5, 0.3, 0.5]))
+    assert outcome.tokens_to(curve, 0.4) == pytest.approx(250)
 
 
 def test_the_spread_over_seeds_is_a_t_interval_without_missing_values():
