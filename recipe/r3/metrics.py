@@ -131,6 +131,6 @@ class LengthAlarm:
         self.rows.clear()
         told = ", ".join(f"{name} {old:.3g} to {new:.3g}" for name, old, new in changes)
         return (
-            f"answers grow without getting better ({told}, means of {self.patience} steps): lower "
-            "algorithm.r3.ranking.max_reward or turn ranking off if this goes on"
+            f"answers grow without getting better ({told}, means of {self.patience} steps): if this goes on, turn "
+            "algorithm.r3.ranking.enable off, or set finished_reward=mean there if it is zero"
         )
