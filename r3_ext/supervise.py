@@ -130,16 +130,20 @@ def _watch(child: subprocess.Popen, on_poll: Callable[[], None], titles: tuple[s
 
 
 def _titles() -> dict[int, str]:
-    """Title of every living descendant."""
-    titles = {}
+    """Title of every living descendant, without the forks of one.
+
+    A worker that starts a program is there twice until its fork becomes that program: the end of the fork is no death.
+    """
+    titles, parents = {}, {}
     for process in psutil.Process().children(recursive=True):
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
-                title = " ".join(process.cmdline())
+                title = " ".join(process.cmdline()).strip()
                 titles[process.pid] = title if not title.startswith("/") else process.name()
+                parents[process.pid] = process.ppid()
         except psutil.NoSuchProcess:
             continue
-    return titles
+    return {pid: title for pid, title in titles.items() if titles.get(parents[pid]) != title}
 
 
 def end_descendants(child: subprocess.Popen, patience_s: float = 10.0) -> None:

@@ -73,6 +73,13 @@ def test_a_dead_vital_process_ends_a_command_that_waits_for_ever(tmp_path):
     assert "vital worker" in process.stderr.read()
 
 
+def test_a_fork_of_a_vital_process_may_end(tmp_path):
+    # A worker that starts a program: its fork bears its title, and is gone when it has become the program.
+    worker = "import os, time; os._exit(0) if os.fork() == 0 and not time.sleep(3) else time.sleep(9)"
+    command = f"import subprocess, sys; subprocess.run(['vital worker', '-c', {worker!r}], executable=sys.executable)"
+    assert run_supervised(tmp_path, command, grace=1.0).wait(60) == 0
+
+
 def test_only_unused_files_of_this_run_are_deleted(tmp_path):
     old, used, stale = (tmp_path / f"psm_{name}" for name in ("old", "used", "stale"))
     for file in (old, used, stale):
