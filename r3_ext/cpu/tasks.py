@@ -1,14 +1,15 @@
 r"""Arithmetic problems with several steps, for machines that have no training data and no real model.
 
-    Start with 7. Add 5. Multiply by 3. Keep only the last digit after every step. What is the result?     answer 6
+    Start with 7. Add 6. Subtract 5. Keep only the last digit after every step. What is the result?     answer 8
 
-Difficulty 1 to 8 is the number of steps. Everything is modulo 10 and every step is invertible (the factors are 3, 7 and
-9): one wrong step makes the answer wrong, and all problems rest on the same 210 facts, such as 7+5=2. A small model
-learns these in minutes and then solves problems that it has not seen.
+Difficulty 1 to 8 is the number of steps. Everything is modulo 10, and all problems rest on sixty facts, such as
+7+6=3. A small model learns these in minutes and then solves problems that it has not seen.
 
 `Beliefs` says how well which fact is taught: most are known, some are shaky, some are mistaken, always for the same
-wrong digit. So some problems are solved always, some sometimes and some almost never, and what the last kind needs can
-be learned from others with the same facts. Long working may also ramble on past the response limit.
+wrong digit, one or two above the right one. So some problems are solved always, some sometimes and some almost never,
+and what the last kind needs can be learned from others with the same facts. No step scales a mistake, so it takes five
+of them to cancel: right answers from wrong working would otherwise be rewarded, and hard problems teach wrong facts.
+Long working may also ramble on past the response limit.
 
 Rows have the schema of `r3_ext.data`, data source "arithmetic".
 """
@@ -21,7 +22,7 @@ from r3_ext import data
 
 NAME = "arithmetic"
 LEVELS = 8
-STEPS = [("+", 3), ("+", 7), ("-", 4), ("-", 1), ("*", 3), ("*", 7)]
+STEPS = [("+", 2), ("+", 3), ("+", 6), ("-", 1), ("-", 3), ("-", 5)]
 P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.03
 """Probability that a fact of each kind is told right in the warm start."""
 SHARES = (0.65, 0.15, 0.2)
@@ -34,7 +35,7 @@ RAMBLE = (
     "Start over.|I am not sure.|What if I am wrong?|Go back.|Once more.|No.|It could be more.|It could be less.|"
     "Look at it again.|Slowly now.|So what?|Perhaps.|Still no."
 ).split("|")
-VERBS = {"+": "Add {}.", "-": "Subtract {}.", "*": "Multiply by {}."}
+VERBS = {"+": "Add {}.", "-": "Subtract {}."}
 _MOST_REPEATS = 200
 
 
@@ -42,7 +43,7 @@ _MOST_REPEATS = 200
 class Task:
     start: int
     steps: tuple[tuple[str, int], ...]
-    """Operator and operand of each step, e.g. ("+", 5)."""
+    """Operator and operand of each step, e.g. ("+", 6)."""
 
     @property
     def problem(self) -> str:
@@ -84,7 +85,7 @@ class Beliefs:
         facts = [(value, operator, operand) for operator, operand in STEPS for value in range(10)]
         kinds = rng.choices((P_KNOWN, P_SHAKY, P_MISTAKEN), weights=SHARES, k=len(facts))
         self.p_right = dict(zip(facts, kinds, strict=True))
-        self.mistake = {fact: (apply(fact[1], fact[0], fact[2]) + rng.choice((1, 2, 8, 9))) % 10 for fact in facts}
+        self.mistake = {fact: (apply(fact[1], fact[0], fact[2]) + rng.choice((1, 2))) % 10 for fact in facts}
 
     def attempt(self, task: Task, rng: random.Random, boost: float) -> str:
         """An answer of somebody with these beliefs; `boost` in [0, 1] of every chance to fail is taken away."""
@@ -141,7 +142,7 @@ def boxed(answer: str | int) -> str:
 
 
 def apply(operator: str, value: int, operand: int) -> int:
-    return {"+": value + operand, "-": value - operand, "*": value * operand}[operator] % 10
+    return {"+": value + operand, "-": value - operand}[operator] % 10
 
 
 def make_tasks(count: int, seed: int) -> list[Task]:

@@ -31,7 +31,7 @@ from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
 from r3_ext.cpu.tasks import Lesson
 
-VERSION = 4
+VERSION = 5
 """Part of the cache key: raise it when a change of the code changes the result."""
 REFLECTION_BOOST = 0.4
 """Share of its failures that the model is not shown under a reflection prompt."""

@@ -97,9 +97,9 @@ def train(args: argparse.Namespace, profile: str, console: Console) -> list[str]
             folder = args.out / arm / f"seed_{seed}"
             if not is_complete(folder, args.tokens):
                 shutil.rmtree(folder, ignore_errors=True)
-                code = subprocess.run(
-                    cell_command(args, profile, arm, seed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                ).returncode
+                folder.mkdir(parents=True)
+                with open(folder / "run.log", "ab") as log:
+                    code = subprocess.run(cell_command(args, profile, arm, seed), stdout=log, stderr=log).returncode
                 if code or not is_complete(folder, args.tokens):
                     failed.append(f"{arm} seed {seed}")
             progress.console.print(describe(arm, seed, folder), highlight=False)

@@ -25,6 +25,8 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 REPLAY_MARK = "#replay"
 """Suffix of the `uid` field of a replayed row: the flag travels with the row through verl's fixed advantage fields."""
+RANK_MARK = "#ranked"
+"""The same for the fresh rows of a group with ranking rewards that are not to be divided by their std."""
 GRPO_EPSILON = 1e-6
 """What verl's GRPO adds to the std."""
 BLOCK_ROWS = 64
@@ -39,13 +41,16 @@ def compute_r3_advantage(
     alpha: float = 1.0,
     epsilon: float = 1e-6,
     norm_by_std: bool = True,
+    ranked: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Eq. (3): A_i = (R_i - mean R) / (alpha * std R + epsilon) over the mixed group of fresh and replayed rows.
 
     A group without a replayed row keeps verl's GRPO denominator (sample std + 1e-6), bit for bit; so does its special
-    case, a group of one: mean 0, std 1. An all-equal group gets 0.
+    case, a group of one: mean 0, std 1. An all-equal group gets 0. A ranked group without a replayed row is centred
+    and not divided: its std is that of the ranking, and dividing by it would cancel R_max.
 
     Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854.
+    Ranking rewards [0.5, 0, 0.25, 0.25], ranked: 0.25, -0.25, 0, 0.
 
     Args:
         token_level_rewards: (B, T) rewards per token; a row's reward R_i is their sum.
@@ -55,16 +60,18 @@ def compute_r3_advantage(
         alpha: scale of the std of groups that hold a replayed row, > 0; above 1 shrinks their advantages.
         epsilon: the paper's lambda, added to the denominator of groups that hold a replayed row.
         norm_by_std: False keeps the centred reward, undivided (Dr.GRPO); alpha then has no effect.
+        ranked: (B,) boolean, True on rows of groups with ranking rewards; None: nowhere.
 
     Returns:
         (advantages, returns), both (B, T) and the same tensor.
     """
     rewards_B = token_level_rewards.sum(dim=-1)
     replayed_B = np.asarray(replayed, dtype=bool)
-    if not (len(index) == len(replayed_B) == len(rewards_B)):
+    ranked_B = np.zeros_like(replayed_B) if ranked is None else np.asarray(ranked, dtype=bool)
+    if not (len(index) == len(replayed_B) == len(ranked_B) == len(rewards_B)):
         raise ValueError(
-            "index and replayed need one entry per row, "
-            f"got {len(index)} and {len(replayed_B)} for {len(rewards_B)} rows"
+            "index, replayed and ranked need one entry per row, "
+            f"got {len(index)}, {len(replayed_B)} and {len(ranked_B)} for {len(rewards_B)} rows"
         )
     _, group_B = np.unique(np.asarray(index, dtype=str), return_inverse=True)
     advantages_B = torch.empty_like(rewards_B)
@@ -75,9 +82,11 @@ def compute_r3_advantage(
             mean, std = torch.tensor(0.0), torch.tensor(1.0)
             if len(rows_N) > 1:
                 mean, std = rewards_N.mean(), rewards_N.std()
-            denominator = alpha * std + epsilon if replayed_B[rows_N].any() else std + GRPO_EPSILON
+            is_mixed = replayed_B[rows_N].any()
+            denominator = alpha * std + epsilon if is_mixed else std + GRPO_EPSILON
+            is_divided = norm_by_std and (is_mixed or not ranked_B[rows_N].any())
             centred_N = rewards_N - mean
-            advantages_B[rows_N] = centred_N / denominator if norm_by_std else centred_N
+            advantages_B[rows_N] = centred_N / denominator if is_divided else centred_N
         advantages = advantages_B.unsqueeze(-1) * response_mask
     return advantages, advantages
 
@@ -86,16 +95,17 @@ def compute_r3_advantage(
 def r3_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config, **_
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's door to `compute_r3_advantage`: splits the replay mark off the uid and reads `algorithm.r3.replay`."""
+    """verl's door to `compute_r3_advantage`: splits the marks off the uid and reads `algorithm.r3.replay`."""
     uids = [str(uid) for uid in index]
     return compute_r3_advantage(
         token_level_rewards,
         response_mask,
-        index=np.array([uid.removesuffix(REPLAY_MARK) for uid in uids]),
+        index=np.array([uid.removesuffix(REPLAY_MARK).removesuffix(RANK_MARK) for uid in uids]),
         replayed=np.array([uid.endswith(REPLAY_MARK) for uid in uids]),
         alpha=config.r3.replay.alpha,
         epsilon=config.r3.replay.epsilon,
         norm_by_std=config.norm_adv_by_std_in_grpo,
+        ranked=np.array([uid.endswith(RANK_MARK) for uid in uids]),
     )
 
 
@@ -153,9 +163,9 @@ def _entropy_sums(entropy: torch.Tensor, response_mask: torch.Tensor, top_ratio:
 def group_rewards(ranked: list[float], finished: int, finished_reward: str) -> list[float]:
     """Rewards of an all-wrong group: those of its ranked rows, then those of its `finished` wrong answers.
 
-    `zero` leaves a finished wrong answer at 0, below every ranked row but the last: normalised in its group, being cut
-    off then pays more than answering wrongly, whatever max_reward is. `mean` gives it the mean of the ranked rows,
-    so that the ranking says something about cut-off rows among each other only.
+    `zero` leaves a finished wrong answer at 0, below every ranked row but the last: being cut off then pays more than
+    answering wrongly. `mean` gives it the mean of the ranked rows, so that the ranking says something about cut-off
+    rows among each other only.
 
     Ranked [0.5, 0.0] and two finished answers: [0.5, 0, 0, 0], or [0.5, 0, 0.25, 0.25].
     """

@@ -161,6 +161,9 @@ class RankingConfig(BaseConfig):
     finished_reward: str = "mean"
     """[U] Reward of a finished wrong answer in a group with ranked rows: `zero`, or the `mean` of theirs. With `zero`
     being cut off pays more than answering wrongly, and truncation grows."""
+    norm_by_std: bool = False
+    """[U] Divide by the std of their group the rewards of a ranked group without a replayed correct answer, as GRPO
+    does with outcomes. The division cancels max_reward: any order, however slight, then weighs like right and wrong."""
 
     def __post_init__(self):
         ok = _is_number(self.top_ratio) and 0 < self.top_ratio <= 1

@@ -37,6 +37,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug.metrics import calculate_debug_metrics
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from . import core_algos
 from .baseline import MeasuredMixin
@@ -45,7 +46,7 @@ from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from .off_policy import off_policy_metrics
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
-from .replay_buffer import CrossContextReplayMixin, dead_outcome, groups_of, is_fresh, rows_of
+from .replay_buffer import CrossContextReplayMixin, dead_outcome, group_of, groups_of, is_fresh, rows_of
 from .resume import resume_step
 from .straggler import AbortMarkingClient
 from .watchdog import WorkerWatch, deadline
@@ -277,10 +278,12 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
             for uid, (rows, finished) in groups.items()
         }
         rewards = [reward for group in ranked.values() for reward in group]
-        scores = [_outcome_reward(data[key]["rm_scores"], reward) for key, reward in zip(keys, rewards, strict=True)]
-        nested = torch.nested.as_nested_tensor(scores, layout=torch.jagged)
-        fields = TensorDict({"rm_scores": nested}, batch_size=len(keys))
-        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+        mark = "" if self.r3.ranking.norm_by_std else core_algos.RANK_MARK
+        fields = [
+            {"rm_scores": _outcome_reward(data[key]["rm_scores"], reward), "uid": group_of(key) + mark}
+            for key, reward in zip(keys, rewards, strict=True)
+        ]
+        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(fields))
         return ranked
 
     def _is_ranked(self, tag: dict) -> bool:

@@ -67,6 +67,8 @@ def test_dead_groups_train_under_r3_and_not_under_grpo(train, planted, r3):
         assert row["actor/grad_norm"] > 0
     # Step 1 has no history yet: only the ranking of truncated groups can rescue.
     assert first["groups/ranked"] > 0 and first["replay/rows"] == 0
+    # Ranking rewards are centred, not divided by their std, which would spread any of them over more than 1.7.
+    assert 0 < first["critic/advantages/max"] - first["critic/advantages/min"] <= 0.5
     # In step 2 all-correct groups were truncated before, and all-wrong groups correct: both directions of replay.
     assert second["groups/rescued_by_replay"] >= second["groups/all_correct"] > 0
     assert second["groups/still_dead"] < second["groups/total"] / 2

@@ -99,6 +99,8 @@ def off_policy(train):
     """Rollouts cut off at a deadline, and replayed rows corrected by their stored log-probs."""
     return train(
         *("r3", "off_policy", "algorithm.r3.rollout_deadline_s=0.01", "algorithm.r3.reflection.enable=False"),
+        # Steps so large that a replayed row, however few there are, is off policy beyond doubt.
+        "actor_rollout_ref.actor.optim.lr=3e-3",
         *("algorithm.r3.replay.correction=behavior", "algorithm.rollout_correction.rollout_is=token"),
     )
 

@@ -14,7 +14,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_adv_estimator_fn
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from recipe.r3.core_algos import REPLAY_MARK, compute_r3_advantage, r3_advantage
+from recipe.r3.core_algos import RANK_MARK, REPLAY_MARK, compute_r3_advantage, r3_advantage
 
 
 def make_batch(rewards: list[float], tokens: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,8 +41,8 @@ def random_batch(seed: int, replayed_share: float = 0.0):
     return rewards, mask, index, rng.random(rows) < replayed_share
 
 
-def slow_advantage(rewards, mask, index, replayed, alpha: float, epsilon: float) -> list[list[float]]:
-    """Eq. (3) row by row in Python floats; sample standard deviation."""
+def slow_advantage(rewards, mask, index, replayed, ranked, alpha: float, epsilon: float) -> list[list[float]]:
+    """Eq. (3) row by row in Python floats, sample std; ranked groups without a replayed row are not divided."""
     totals = [sum(row) for row in rewards.tolist()]
     groups = defaultdict(list)
     for row, name in enumerate(index):
@@ -56,6 +56,8 @@ def slow_advantage(rewards, mask, index, replayed, alpha: float, epsilon: float)
             std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
         mixed = any(replayed[other] for other in groups[name])
         denominator = alpha * std + epsilon if mixed else std + 1e-6
+        if not mixed and any(ranked[other] for other in groups[name]):
+            denominator = 1.0
         result.append([(totals[row] - mean) / denominator * kept for kept in mask[row].tolist()])
     return result
 
@@ -90,6 +92,16 @@ def test_two_groups_do_not_mix_and_alpha_touches_only_the_one_with_a_replayed_ro
 def test_unnormalised_advantage_is_the_centred_reward_whatever_alpha():
     values = advantage([0, 0, 0, 1], ["q"] * 4, [False] * 3 + [True], alpha=7.0, norm_by_std=False)
     assert values == [-0.25, -0.25, -0.25, 0.75]
+
+
+def test_a_ranked_group_is_centred_and_not_divided():
+    assert advantage([0.5, 0, 0.25, 0.25], ["q"] * 4, [False] * 4, ranked=[True] * 4) == [0.25, -0.25, 0, 0]
+
+
+def test_a_ranked_group_with_a_replayed_correct_answer_is_eq_3():
+    # mean 0.4, sample std 0.894427
+    values = advantage([0, 0, 0, 0, 2], ["q"] * 5, [False] * 4 + [True], ranked=[True] * 4 + [False], epsilon=1e-9)
+    assert values == pytest.approx([-0.447214] * 4 + [1.788854], abs=1e-5)
 
 
 def test_reward_is_the_sum_over_tokens_and_masked_tokens_get_zero():
@@ -143,7 +155,23 @@ def test_one_opposing_row_revives_a_dead_group_to_which_grpo_gives_exactly_zero(
     assert (sign * advantages[:4] > 0).all() and (sign * advantages[4] < 0).all()
 
 
+def test_without_ranked_rows_the_flag_changes_nothing():
+    for seed in range(20):
+        rewards, mask, index, replayed = random_batch(seed, replayed_share=0.2)
+        ours, _ = compute_r3_advantage(rewards, mask, index, replayed, ranked=np.zeros(len(index)))
+        assert torch.equal(ours, compute_r3_advantage(rewards, mask, index, replayed)[0])
+
+
 # (c) invariances
+
+
+@pytest.mark.parametrize("is_ranked", [True, False])
+def test_the_size_of_ranking_rewards_counts_only_where_they_are_not_divided(is_ranked):
+    half, whole = ([r * scale for r in (0.5, 0.25, 0.0)] for scale in (0.5, 1.0))
+    flags = {"index": ["q"] * 3, "replayed": [False] * 3, "ranked": [is_ranked] * 3}
+    ratio = 2 if is_ranked else 1
+    expected = [ratio * value for value in advantage(half, **flags)]
+    assert advantage(whole, **flags) == pytest.approx(expected, abs=1e-4)
 
 
 def test_advantages_of_every_mixed_group_sum_to_zero_over_its_rows():
@@ -207,9 +235,9 @@ def test_inputs_are_left_as_they_were():
 def test_agrees_with_a_loop_over_rows(alpha, epsilon):
     for seed in range(30):
         rewards, mask, index, replayed = random_batch(seed, replayed_share=0.3)
-        rewards = rewards.double()
-        advantages, _ = compute_r3_advantage(rewards, mask, index, replayed, alpha, epsilon)
-        expected = slow_advantage(rewards, mask, index, replayed, alpha, epsilon)
+        rewards, ranked = rewards.double(), np.random.default_rng(seed).random(len(index)) < 0.1
+        advantages, _ = compute_r3_advantage(rewards, mask, index, replayed, alpha, epsilon, ranked=ranked)
+        expected = slow_advantage(rewards, mask, index, replayed, ranked, alpha, epsilon)
         torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
 
 
@@ -242,6 +270,13 @@ def test_verl_compute_advantage_reads_the_replay_mark_of_the_uid():
     assert torch.equal(data.batch["advantages"], data.batch["returns"])
 
 
+def test_verl_compute_advantage_reads_the_rank_mark_of_the_uid():
+    uids = ["u" + RANK_MARK] * 3 + ["u", "v" + RANK_MARK, "v" + RANK_MARK, "v" + REPLAY_MARK]
+    data = compute_advantage(data_proto([0.5, 0, 0.25, 0.25, 0, 0, 1], uids), adv_estimator="r3", config=algorithm())
+    expected = [0.25, -0.25, 0, 0, -0.577350, -0.577350, 1.154701]
+    assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_verl_compute_advantage_with_r3_equals_grpo_when_no_uid_carries_the_mark(norm_by_std):
     rewards, uids = [0.3, 1.7, 0.0, 1.1, 1.9], ["u", "v", "u", "v", "w"]
@@ -251,5 +286,5 @@ def test_verl_compute_advantage_with_r3_equals_grpo_when_no_uid_carries_the_mark
 
 
 def test_unequal_lengths_are_refused_with_the_numbers():
-    with pytest.raises(ValueError, match="got 2 and 3 for 3 rows"):
+    with pytest.raises(ValueError, match="got 2, 3 and 3 for 3 rows"):
         compute_r3_advantage(*make_batch([0, 1, 0]), np.array(["a", "a"]), np.array([False] * 3))
