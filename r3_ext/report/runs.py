@@ -103,8 +103,6 @@ def generated_tokens(row: Row) -> float | None:
     """Tokens generated in a step. verl's own trainers log none: as many as its totals say of the trained rows."""
     if "generated/tokens" in row:
         return row["generated/tokens"]
-    if "fresh/tokens" in row:
-        return row["fresh/tokens"] + row.get("reflection/tokens", 0.0)
     length, prompt = row.get("response_length/mean"), row.get("prompt_length/mean")
     if length is None or prompt is None or "perf/total_num_tokens" not in row or length + prompt <= 0:
         return None

@@ -6,7 +6,8 @@
 
 A cell (one arm, one seed) is an ordinary `r3 run` in OUT/ARM/seed_N. It ends at the first validation after --tokens
 generated tokens. Cells that are complete are skipped, others start anew: call it again after an interruption.
-Everything after the options is a hydra override for every cell.
+OUT/curves.csv is the record of the complete ones: their run folders may be deleted, or the file and study.json taken to
+another machine to go on there. Everything after the options is a hydra override for every cell.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -27,10 +29,12 @@ from rich.table import Table
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT, gpu_count
 from r3_ext.study import arms
-from r3_ext.study.outcome import compare, curve_of
+from r3_ext.study.outcome import Curve, compare, curve_of
 from r3_ext.summary import read_metrics
 
 PLAN = "study.json"
+RECORD = "curves.csv"
+COLUMNS = ("arm", "seed", "generated_tokens", "accuracy")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -86,7 +90,8 @@ def check_plan(out: Path, plan: dict, read_only: bool) -> str | None:
 
 def train(args: argparse.Namespace, profile: str, console: Console) -> list[str]:
     """Run the cells that are not complete, seed by seed so that every arm has some early; returns those that failed."""
-    cells = [(arm, seed) for seed in args.seeds for arm in args.arms]
+    recorded = read_record(args.out)
+    cells = [(arm, seed) for seed in args.seeds for arm in args.arms if seed not in recorded.get(arm, ())]
     columns = TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     failed = []
     with Progress(*columns, console=console) as progress, ThreadPoolExecutor(args.jobs) as pool:
@@ -144,22 +149,44 @@ def describe(arm: str, seed: int, folder: Path) -> str:
 
 def summarise(out: Path, plan: dict) -> dict:
     """Compare the complete cells; writes results.json and curves.csv into the study's folder."""
-    curves: dict[str, dict[int, tuple]] = {}
+    curves = read_record(out)
     for arm in arms.ARMS:
         for folder in sorted((out / arm).glob("seed_*")):
             if is_complete(folder, plan["tokens"]):
                 seed = int(folder.name.removeprefix("seed_"))
                 curves.setdefault(arm, {})[seed] = curve_of(read_metrics(folder / "metrics.jsonl"))
+    curves = {arm: dict(sorted(curves[arm].items())) for arm in arms.ARMS if arm in curves}
     results = {**plan, "arms": compare(curves, plan["tokens"])}
     (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
-    with open(out / "curves.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["arm", "seed", "generated_tokens", "accuracy"])
+    write_record(out, curves)
+    return results
+
+
+def read_record(out: Path) -> dict[str, dict[int, Curve]]:
+    """The curves of the complete cells by arm and seed, as the last summary left them; none before the first."""
+    points: dict[str, dict[int, list]] = {}
+    if (out / RECORD).exists():
+        with open(out / RECORD, newline="") as file:
+            for row in csv.DictReader(file):
+                arm, seed, tokens, accuracy = (row[column] for column in COLUMNS)
+                points.setdefault(arm, {}).setdefault(int(seed), []).append((float(tokens), float(accuracy)))
+    return {
+        arm: {seed: tuple(np.array(column) for column in zip(*cell, strict=True)) for seed, cell in cells.items()}
+        for arm, cells in points.items()
+    }
+
+
+def write_record(out: Path, curves: dict[str, dict[int, Curve]]) -> None:
+    """Replaces the file in one go: it may hold the only trace of a cell."""
+    temporary = out / f".{RECORD}.tmp"
+    with open(temporary, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
         for arm, cells in curves.items():
-            for seed, (tokens, accuracy) in sorted(cells.items()):
+            for seed, (tokens, accuracy) in cells.items():
                 pairs = zip(tokens, accuracy, strict=True)
                 writer.writerows([arm, seed, int(x), round(float(y), 4)] for x, y in pairs)
-    return results
+    os.replace(temporary, out / RECORD)
 
 
 def to_json(value):

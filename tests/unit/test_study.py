@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -130,6 +131,30 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
     assert (tmp_path / "curves.csv").read_text().splitlines()[1] == "grpo,0,0,0.2"
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["│", "r3", "│", "3", "│", "0.500", "±0.248"] in [line[:7] for line in lines]
+
+
+def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_path, capsys, monkeypatch):
+    plan = {"tokens": 200, "profile": "embedded", "overrides": []}
+    (tmp_path / "study.json").write_text(json.dumps(plan))
+    for seed in range(2):
+        cell(tmp_path / "grpo" / f"seed_{seed}", (0.2, None, 0.3 + 0.1 * seed))
+    command.main(["--summarise", "--out", str(tmp_path)])
+    before = (tmp_path / "curves.csv").read_text()
+    shutil.rmtree(tmp_path / "grpo")
+    command.main(["--summarise", "--out", str(tmp_path)])
+    assert (tmp_path / "curves.csv").read_text() == before
+
+    trained = []
+
+    def train(args, profile, arm, seed):
+        trained.append((arm, seed))
+        return ["true"]
+
+    monkeypatch.setattr(command, "cell_command", train)
+    arguments = ["--arms", "grpo", "--seeds", "0", "1", "2", "--tokens", "200", "--profile", "embedded"]
+    assert command.main([*arguments, "--out", str(tmp_path)]) == 1, "it left no cell"
+    assert trained == [("grpo", 2)] and "failed: grpo seed 2, see its run.log" in capsys.readouterr().out
+    assert (tmp_path / "curves.csv").read_text() == before
 
 
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
