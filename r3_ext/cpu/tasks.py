@@ -1,9 +1,11 @@
 r"""Arithmetic problems with several steps, for machines that have no training data and no real model.
 
-    Start with 7. Add 6. Subtract 5. Keep only the last digit after every step. What is the result?     answer 8
+    Start with 7. a) Add 6. b) Subtract 5. Keep the last digit only. What is the result?     answer 8
+    a) 7+6=3. b) 3-5=8.
 
-Difficulty 1 to 8 is the number of steps. Everything is modulo 10, and all problems rest on sixty facts, such as
-7+6=3. A small model learns these in minutes and then solves problems that it has not seen.
+Difficulty 1 to 6 is the number of steps. Everything is modulo 10, and all problems rest on sixty facts, such as
+7+6=3. A small model learns these in minutes and then solves problems that it has not seen. The letters are for it: to
+find its place among steps that repeat themselves would be beyond a model of this size.
 
 `Beliefs` says how well which fact is taught: most are known, some are shaky, some are mistaken, always for the same
 wrong digit, one or two above the right one. So some problems are solved always, some sometimes and some almost never,
@@ -21,13 +23,14 @@ from dataclasses import dataclass
 from r3_ext import data
 
 NAME = "arithmetic"
-LEVELS = 8
+LETTERS = "abcdef"
+LEVELS = len(LETTERS)
 STEPS = [("+", 2), ("+", 3), ("+", 6), ("-", 1), ("-", 3), ("-", 5)]
-P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.03
+P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.02
 """Probability that a fact of each kind is told right in the warm start."""
 SHARES = (0.65, 0.15, 0.2)
 """Shares of the three kinds among the facts."""
-P_RAMBLE = {level: 0.01 if level <= 4 else 0.04 * (level - 4) for level in range(1, LEVELS + 1)}
+P_RAMBLE = {level: 0.01 if level <= 3 else 0.05 * (level - 3) for level in range(1, LEVELS + 1)}
 """Probability of a step to be the start of a ramble, by difficulty: hard groups need truncated members for the ranking
 reward."""
 RAMBLE = (
@@ -47,8 +50,8 @@ class Task:
 
     @property
     def problem(self) -> str:
-        steps = " ".join(VERBS[operator].format(operand) for operator, operand in self.steps)
-        return f"Start with {self.start}. {steps} Keep only the last digit after every step. What is the result?"
+        steps = [f"{letter}) {VERBS[sign].format(operand)}" for letter, (sign, operand) in zip(LETTERS, self.steps)]
+        return f"Start with {self.start}. {' '.join(steps)} Keep the last digit only. What is the result?"
 
     @property
     def answer(self) -> str:
@@ -68,11 +71,11 @@ class Task:
     def attempt(self, tell: Callable[[int, str, int], int | str]) -> str:
         """The same with what `tell(value, operator, operand)` says of each step: a digit, or a text to end with."""
         value, written = self.start, []
-        for operator, operand in self.steps:
+        for letter, (operator, operand) in zip(LETTERS, self.steps):
             result = tell(value, operator, operand)
             if isinstance(result, str):
                 return " ".join([*written, result])
-            written.append(f"{value}{operator}{operand}={result}.")
+            written.append(f"{letter}) {value}{operator}{operand}={result}.")
             value = result
         return " ".join(written) + boxed(value)
 
@@ -146,7 +149,7 @@ def apply(operator: str, value: int, operand: int) -> int:
 
 
 def make_tasks(count: int, seed: int) -> list[Task]:
-    """`count` different tasks, levels in turn (1, 2, ..., 8, 1, ...)."""
+    """`count` different tasks, levels in turn (1, 2, ..., 6, 1, ...)."""
     rng = random.Random(f"{NAME}/{seed}")
     tasks, repeats = {}, 0
     while len(tasks) < count and repeats < _MOST_REPEATS:
@@ -155,7 +158,7 @@ def make_tasks(count: int, seed: int) -> list[Task]:
         tasks.setdefault(task.problem, task)
     if not 0 < len(tasks) == count:
         raise ValueError(
-            f"number of tasks must be at least 1 and at most about 1,500, as level 1 offers few, got {count}"
+            f"number of tasks must be from 1 to {10 * len(STEPS) * LEVELS}, as level 1 offers no more, got {count}"
         )
     return list(tasks.values())
 

@@ -46,7 +46,7 @@ def test_right_answers_come_from_right_working():
     rng, beliefs = Random(0), tasks.Beliefs()
     right = [
         text
-        for task in tasks.make_tasks(400, seed=2)
+        for task in tasks.make_tasks(300, seed=2)
         for text in [beliefs.attempt(task, rng, 0.0) for _ in range(20)]
         if "boxed" in text and boxed_digit(text) == task.answer
     ]
