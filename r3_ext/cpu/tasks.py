@@ -50,7 +50,10 @@ class Task:
 
     @property
     def problem(self) -> str:
-        steps = [f"{letter}) {VERBS[sign].format(operand)}" for letter, (sign, operand) in zip(LETTERS, self.steps)]
+        steps = [
+            f"{letter}) {VERBS[sign].format(operand)}"
+            for letter, (sign, operand) in zip(LETTERS, self.steps, strict=False)
+        ]
         return f"Start with {self.start}. {' '.join(steps)} Keep the last digit only. What is the result?"
 
     @property
@@ -71,7 +74,7 @@ class Task:
     def attempt(self, tell: Callable[[int, str, int], int | str]) -> str:
         """The same with what `tell(value, operator, operand)` says of each step: a digit, or a text to end with."""
         value, written = self.start, []
-        for letter, (operator, operand) in zip(LETTERS, self.steps):
+        for letter, (operator, operand) in zip(LETTERS, self.steps, strict=False):
             result = tell(value, operator, operand)
             if isinstance(result, str):
                 return " ".join([*written, result])
