@@ -132,14 +132,14 @@ def start(tmp_path, cache, name, *overrides) -> tuple[subprocess.Popen, Path]:
         command("r3", tmp_path, name, cache, many, *overrides), stdout=log, stderr=log, start_new_session=True
     )
     folder = tmp_path / "test" / name
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600  # alone, it also builds the model
     while time.monotonic() < deadline:
         metrics = folder / "metrics.jsonl"
         if metrics.exists() and len(metrics.read_text().splitlines()) >= 2:
             return process, folder
         assert process.poll() is None, (tmp_path / "output").read_text()[-3000:]
         time.sleep(1)
-    raise AssertionError("no step within 300 s: " + (tmp_path / "output").read_text()[-3000:])
+    raise AssertionError("no step within 600 s: " + (tmp_path / "output").read_text()[-3000:])
 
 
 def traces() -> set[str]:
