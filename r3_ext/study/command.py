@@ -155,10 +155,10 @@ def summarise(out: Path, plan: dict) -> dict:
             if is_complete(folder, plan["tokens"]):
                 seed = int(folder.name.removeprefix("seed_"))
                 curves.setdefault(arm, {})[seed] = curve_of(read_metrics(folder / "metrics.jsonl"))
-    curves = {arm: dict(sorted(curves[arm].items())) for arm in arms.ARMS if arm in curves}
-    results = {**plan, "arms": compare(curves, plan["tokens"])}
+    write_record(out, {arm: dict(sorted(curves[arm].items())) for arm in arms.ARMS if arm in curves})
+    # From the record, whose figures are rounded: it gives the same results again, on any machine.
+    results = {**plan, "arms": compare(read_record(out), plan["tokens"])}
     (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
-    write_record(out, curves)
     return results
 
 

@@ -137,12 +137,13 @@ def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_pa
     plan = {"tokens": 200, "profile": "embedded", "overrides": []}
     (tmp_path / "study.json").write_text(json.dumps(plan))
     for seed in range(2):
-        cell(tmp_path / "grpo" / f"seed_{seed}", (0.2, None, 0.3 + 0.1 * seed))
+        cell(tmp_path / "grpo" / f"seed_{seed}", (0.2, None, 1 / 3 + 0.1 * seed))
     command.main(["--summarise", "--out", str(tmp_path)])
-    before = (tmp_path / "curves.csv").read_text()
+    before, results = ((tmp_path / name).read_text() for name in ("curves.csv", "results.json"))
     shutil.rmtree(tmp_path / "grpo")
     command.main(["--summarise", "--out", str(tmp_path)])
     assert (tmp_path / "curves.csv").read_text() == before
+    assert (tmp_path / "results.json").read_text() == results
 
     trained = []
 
