@@ -141,6 +141,8 @@ def describe(arm: str, seed: int, folder: Path) -> str:
     tokens, accuracy = curve_of(read_metrics(folder / "metrics.jsonl"))
     if not len(tokens):
         return f"{arm:<12}seed {seed}  no validation"
+    if not (folder / "summary.json").exists():
+        return f"{arm:<12}seed {seed}  was killed"
     seconds = json.loads((folder / "summary.json").read_text())["seconds"]["total"]
     return (
         f"{arm:<12}seed {seed}  val {accuracy[0]:.3f} to {accuracy[-1]:.3f}, {tokens[-1]:,.0f} tokens, {seconds:.0f} s"

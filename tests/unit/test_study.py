@@ -158,6 +158,19 @@ def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_pa
     assert (tmp_path / "curves.csv").read_text() == before
 
 
+def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
+    def train(args, profile, arm, seed):
+        cell(tmp_path / "whole", (0.2, None, 0.5))
+        killed = f"cp {tmp_path}/whole/metrics.jsonl {tmp_path}/{arm}/seed_{seed}/; rm -r {tmp_path}/whole; kill -9 $$"
+        return ["sh", "-c", killed]
+
+    monkeypatch.setattr(command, "cell_command", train)
+    arguments = ["--arms", "grpo", "--seeds", "0", "1", "--tokens", "200", "--profile", "embedded"]
+    assert command.main([*arguments, "--out", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "seed 1  was killed" in out and "failed: grpo seed 1" in out
+
+
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
     plan = {"tokens": 10, "profile": "embedded", "overrides": []}
     assert command.check_plan(tmp_path, plan, read_only=False) is None
