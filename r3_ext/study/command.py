@@ -21,7 +21,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -29,7 +28,7 @@ from rich.table import Table
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT, gpu_count
 from r3_ext.study import arms
-from r3_ext.study.outcome import Curve, compare, curve_of
+from r3_ext.study.outcome import Curve, as_curve, compare, curve_of
 from r3_ext.summary import read_metrics
 
 PLAN = "study.json"
@@ -172,10 +171,7 @@ def read_record(out: Path) -> dict[str, dict[int, Curve]]:
             for row in csv.DictReader(file):
                 arm, seed, tokens, accuracy = (row[column] for column in COLUMNS)
                 points.setdefault(arm, {}).setdefault(int(seed), []).append((float(tokens), float(accuracy)))
-    return {
-        arm: {seed: tuple(np.array(column) for column in zip(*cell, strict=True)) for seed, cell in cells.items()}
-        for arm, cells in points.items()
-    }
+    return {arm: {seed: as_curve(cell) for seed, cell in cells.items()} for arm, cells in points.items()}
 
 
 def write_record(out: Path, curves: dict[str, dict[int, Curve]]) -> None:

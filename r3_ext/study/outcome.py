@@ -22,6 +22,11 @@ def curve_of(rows: list[dict]) -> Curve:
         accuracy = validation_accuracy(row)
         if accuracy is not None:
             points.append((tokens, accuracy))
+    return as_curve(points)
+
+
+def as_curve(points: list[tuple[float, float]]) -> Curve:
+    """Two (V,) arrays from V pairs of tokens and accuracy."""
     return tuple(np.array(column, dtype=float) for column in zip(*points, strict=True)) if points else (_NONE, _NONE)
 
 
