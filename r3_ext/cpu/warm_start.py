@@ -31,10 +31,10 @@ from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
 from r3_ext.cpu.tasks import Lesson
 
-VERSION = 8
+VERSION = 9
 """Part of the cache key: raise it when a change of the code changes the result."""
-REFLECTION_BOOST = 0.4
-"""Share of its failures that the model is not shown under a reflection prompt."""
+REFLECTION_BOOST = 0.8
+"""Share of its failures that the model is not shown under a reflection prompt: reflection is to be worth something."""
 RAMBLING_FAILURES = 0.2
 """Share of the failures to recall that ramble on instead of giving a wrong answer."""
 
@@ -57,7 +57,8 @@ class Settings:
     """Share of the training that shows right answers only: what is never learned cannot be failed now and then."""
     max_answer_tokens: int = 112
     """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
-    reflection_share: float = 0.15
+    reflection_share: float = 0.3
+    """With half of it the model hardly learns that it does better under reflection."""
     max_problem_chars: int = 160
     max_answer_chars: int = 8
 
