@@ -26,7 +26,7 @@ NAME = "arithmetic"
 LETTERS = "abcdef"
 LEVELS = len(LETTERS)
 STEPS = [("+", 2), ("+", 3), ("+", 6), ("-", 1), ("-", 3), ("-", 5)]
-P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.02
+P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.002
 """Probability that a fact of each kind is told right in the warm start."""
 SHARES = (0.7, 0.05, 0.25)
 """Shares of the three kinds among the facts. Few are shaky: then most groups are all right or all wrong, and that is

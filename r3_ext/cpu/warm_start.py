@@ -31,9 +31,9 @@ from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
 from r3_ext.cpu.tasks import Lesson
 
-VERSION = 9
+VERSION = 10
 """Part of the cache key: raise it when a change of the code changes the result."""
-REFLECTION_BOOST = 0.8
+REFLECTION_BOOST = 0.95
 """Share of its failures that the model is not shown under a reflection prompt: reflection is to be worth something."""
 RAMBLING_FAILURES = 0.2
 """Share of the failures to recall that ramble on instead of giving a wrong answer."""
@@ -53,8 +53,6 @@ class Settings:
     steps: int = 400
     """Counted in steps, not seconds: equal seeds give equal weights on fast and slow machines."""
     batch: int = 16
-    foundation: float = 0.5
-    """Share of the training that shows right answers only: what is never learned cannot be failed now and then."""
     max_answer_tokens: int = 112
     """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
     reflection_share: float = 0.3
@@ -77,6 +75,9 @@ class Course:
     draw: Callable[[random.Random], Lesson]
     texts: list[str]
     """For the tokenizer."""
+    foundation: float = 0.0
+    """Share of the training that shows right answers only: what is never memorised cannot be failed now and then. Of
+    arithmetic it would leave the right facts known, and GRPO would find them without a mechanism's help."""
 
 
 def arithmetic_course(settings: Settings) -> Course:
@@ -112,7 +113,7 @@ def recall_course(rows: list[dict], file: str, settings: Settings) -> Course:
     train = [problem_data.to_row(problem, name, "train") for problem in chosen[: settings.rows]]
     val = [problem_data.to_row(problem, name, "val") for problem in chosen[settings.rows :]]
     texts = [problem.text for problem in corpus] + [lesson.right for lesson in lessons]
-    return Course(train, val, lambda rng: rng.choice(lessons), texts)
+    return Course(train, val, lambda rng: rng.choice(lessons), texts, foundation=0.5)
 
 
 def recall_lesson(problem: problem_data.Problem, answers: list[str], rng: random.Random) -> Lesson:
@@ -201,7 +202,7 @@ def teach(folder: Path, course: Course, template: str, settings: Settings) -> di
     rng = random.Random(settings.seed)
 
     def next_batch(share: float) -> list[tiny_model.Example]:
-        foundation = share < settings.foundation
+        foundation = share < course.foundation
         examples = []
         for _ in range(settings.batch):
             wanted = template if rng.random() < settings.reflection_share else None

@@ -40,8 +40,8 @@ ARMS = {
 }
 DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_random")
 EMBEDDED = (
-    # Four steps an epoch: replay and reflection have a history after the first.
-    "data.train_max_samples=64",
+    # Two steps an epoch: replay and reflection have a history after the first.
+    "data.train_max_samples=32",
     "actor_rollout_ref.rollout.val_kwargs.n=2",
     "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
