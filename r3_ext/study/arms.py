@@ -42,6 +42,9 @@ DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_rando
 EMBEDDED = (
     # Two steps an epoch: replay and reflection have a history after the first.
     "data.train_max_samples=32",
+    # Off by default, as the answers of a real model may speak of the attempt that only the reflection prompt holds.
+    # Those to arithmetic do not.
+    "algorithm.r3.replay.reflected_to_plain=True",
     "actor_rollout_ref.rollout.val_kwargs.n=2",
     "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
