@@ -14,6 +14,8 @@ class Arm:
     title: str
     method: str
     overrides: tuple[str, ...] = ()
+    embedded: tuple[str, ...] = ()
+    """Overrides on the embedded profile only."""
 
 
 def _only(*kept: str) -> tuple[str, ...]:
@@ -23,7 +25,8 @@ def _only(*kept: str) -> tuple[str, ...]:
 
 ARMS = {
     "grpo": Arm("GRPO", "grpo"),
-    "dapo": Arm("DAPO (dynamic sampling, clip-higher)", "dapo"),
+    # One of its steps generates as much as four of the others.
+    "dapo": Arm("DAPO (dynamic sampling, clip-higher)", "dapo", embedded=("trainer.test_freq=1",)),
     "ccr": Arm("+CCR", "r3", _only("ccr")),
     "isr": Arm("+ISR", "r3", _only("isr")),
     "serr": Arm("+SERR", "r3", _only("serr")),

@@ -119,7 +119,7 @@ def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) ->
         *(sys.executable, "-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
         *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
         *("--until-tokens", str(args.tokens), "--no-report"),
-        *(arms.EMBEDDED if profile == EMBEDDED_PROFILE else ()),
+        *((*arms.EMBEDDED, *chosen.embedded) if profile == EMBEDDED_PROFILE else ()),
         # data.seed follows it; the engine's seed is its own.
         *(f"algorithm.r3.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"),
         *chosen.overrides,

@@ -171,6 +171,17 @@ def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
     assert "seed 1  was killed" in out and "failed: grpo seed 1" in out
 
 
+def test_dapo_is_validated_after_every_step_of_the_embedded_profile_only():
+    args = command.parse(["--tokens", "200"])
+
+    def frequencies(arm: str, profile: str) -> list[str]:
+        return [part for part in command.cell_command(args, profile, arm, 0) if part.startswith("trainer.test_freq=")]
+
+    assert frequencies("dapo", "embedded")[-1] == "trainer.test_freq=1"
+    assert frequencies("r3", "embedded") == ["trainer.test_freq=5"]
+    assert frequencies("dapo", "gpu_8x80gb") == []
+
+
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
     plan = {"tokens": 10, "profile": "embedded", "overrides": []}
     assert command.check_plan(tmp_path, plan, read_only=False) is None
