@@ -56,7 +56,7 @@ class Settings:
     max_answer_tokens: int = 112
     """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
     reflection_share: float = 0.3
-    """With half of it the model hardly learns that it does better under reflection."""
+    """Enough for the model to learn that it does better under reflection."""
     max_problem_chars: int = 160
     max_answer_chars: int = 8
 
