@@ -42,6 +42,12 @@ ARMS = {
     "no_serr": Arm("R^3 without SERR", "r3", _only("ccr", "isr")),
 }
 DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_random")
+FIGURES = {
+    "methods": ("R^3, GRPO and DAPO at equal generated tokens", ("grpo", "dapo", "r3")),
+    "mechanisms": ("GRPO plus one mechanism", ("grpo", "ccr", "r3", "isr", "serr", "ccr_random")),
+    "removals": ("R^3 minus one part", ("no_ccr", "no_isr", "r3", "no_serr", "r3_no_bonus")),
+}
+"""File name, title and arms of the figures of a study; an arm's place is its colour, R^3 has the third."""
 EMBEDDED = (
     # Two steps an epoch: replay and reflection have a history after the first.
     "data.train_max_samples=32",

@@ -6,12 +6,11 @@
 
 A cell (one arm, one seed) is an ordinary `r3 run` in OUT/ARM/seed_N. It ends at the first validation after --tokens
 generated tokens. Cells that are complete are skipped, others start anew: call it again after an interruption.
-OUT/curves.csv is the record of the complete ones: their run folders may be deleted, or the file and study.json taken to
-another machine to go on there. Everything after the options is a hydra override for every cell.
+OUT/curves.csv and ledger.csv are the record of the complete ones: their run folders may be deleted, or the two files
+and study.json taken to another machine to go on there. Everything after the options is a hydra override for every cell.
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -21,19 +20,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT, gpu_count
-from r3_ext.study import arms
-from r3_ext.study.outcome import Curve, as_curve, compare, curve_of
+from r3_ext.study import arms, figure, record
+from r3_ext.study.outcome import REFERENCES, compare, curve_of
 from r3_ext.summary import read_metrics
 
 PLAN = "study.json"
-RECORD = "curves.csv"
-COLUMNS = ("arm", "seed", "generated_tokens", "accuracy")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -61,8 +59,7 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
     profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED_PROFILE)
-    plan = {"tokens": args.tokens, "profile": profile, "overrides": args.overrides}
-    if error := check_plan(args.out, plan, args.summarise):
+    if error := check_plan(args.out, plan_of(args, profile), args.summarise):
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 2
     failed = [] if args.summarise else train(args, profile, console)
@@ -73,15 +70,26 @@ def main(argv: list[str]) -> int:
     return 1 if failed else 0
 
 
+def plan_of(args: argparse.Namespace, profile: str) -> dict:
+    """What the cells of a study share. Cells of another plan do not compare with them."""
+    plan = {"tokens": args.tokens, "profile": profile, "overrides": args.overrides}
+    if profile == EMBEDDED_PROFILE:
+        from r3_ext.cpu import warm_start  # imports torch, which is slow
+
+        plan |= {"settings": list(arms.EMBEDDED), "warm_start": warm_start.VERSION}
+    return plan
+
+
 def check_plan(out: Path, plan: dict, read_only: bool) -> str | None:
     """Write the plan of a new study; the sentence that says why this one cannot go on in `out`, or None."""
     file = out / PLAN
     if read_only:
         return None if file.exists() else f"{out} holds no study; --out names its folder"
     if file.exists():
-        if (known := json.loads(file.read_text())) != plan:
-            return f"{out} holds a study with {known}, this is {plan}; take another --out"
-        return None
+        known = json.loads(file.read_text())
+        changed = [key for key in {**known, **plan} if known.get(key) != plan.get(key)]
+        differences = "; ".join(f"{key} {known.get(key)}, here {plan.get(key)}" for key in changed)
+        return f"{out} holds a study of other cells, {differences}; take another --out" if changed else None
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(plan, indent=2) + "\n")
     return None
@@ -89,7 +97,7 @@ def check_plan(out: Path, plan: dict, read_only: bool) -> str | None:
 
 def train(args: argparse.Namespace, profile: str, console: Console) -> list[str]:
     """Run the cells that are not complete, seed by seed so that every arm has some early; returns those that failed."""
-    recorded = read_record(args.out)
+    recorded = record.read_curves(args.out)
     cells = [(arm, seed) for seed in args.seeds for arm in args.arms if seed not in recorded.get(arm, ())]
     columns = TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     failed = []
@@ -149,42 +157,19 @@ def describe(arm: str, seed: int, folder: Path) -> str:
 
 
 def summarise(out: Path, plan: dict) -> dict:
-    """Compare the complete cells; writes results.json and curves.csv into the study's folder."""
-    curves = read_record(out)
-    for arm in arms.ARMS:
-        for folder in sorted((out / arm).glob("seed_*")):
-            if is_complete(folder, plan["tokens"]):
-                seed = int(folder.name.removeprefix("seed_"))
-                curves.setdefault(arm, {})[seed] = curve_of(read_metrics(folder / "metrics.jsonl"))
-    write_record(out, {arm: dict(sorted(curves[arm].items())) for arm in arms.ARMS if arm in curves})
+    """Compare the complete cells; writes the record, results.json and the figures into the study's folder."""
+    folders = ((arm, folder) for arm in arms.ARMS for folder in sorted((out / arm).glob("seed_*")))
+    cells = {(arm, int(folder.name.removeprefix("seed_"))): folder for arm, folder in folders}
+    cells = {cell: folder for cell, folder in cells.items() if is_complete(folder, plan["tokens"])}
+    record.update(out, cells, tuple(arms.ARMS))
     # From the record, whose figures are rounded: it gives the same results again, on any machine.
-    results = {**plan, "arms": compare(read_record(out), plan["tokens"])}
+    curves, ledger = record.read_curves(out), record.read_ledger(out)
+    results = {**plan, "arms": compare(curves, plan["tokens"])}
+    for arm, rows in ledger.items():
+        results["arms"][arm]["ledger"] = {key: sum(row[key] for row in rows.values()) for key in record.COUNTS}
     (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
+    figure.write(out, curves, plan["tokens"])
     return results
-
-
-def read_record(out: Path) -> dict[str, dict[int, Curve]]:
-    """The curves of the complete cells by arm and seed, as the last summary left them; none before the first."""
-    points: dict[str, dict[int, list]] = {}
-    if (out / RECORD).exists():
-        with open(out / RECORD, newline="") as file:
-            for row in csv.DictReader(file):
-                arm, seed, tokens, accuracy = (row[column] for column in COLUMNS)
-                points.setdefault(arm, {}).setdefault(int(seed), []).append((float(tokens), float(accuracy)))
-    return {arm: {seed: as_curve(cell) for seed, cell in cells.items()} for arm, cells in points.items()}
-
-
-def write_record(out: Path, curves: dict[str, dict[int, Curve]]) -> None:
-    """Replaces the file in one go: it may hold the only trace of a cell."""
-    temporary = out / f".{RECORD}.tmp"
-    with open(temporary, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for arm, cells in curves.items():
-            for seed, (tokens, accuracy) in cells.items():
-                pairs = zip(tokens, accuracy, strict=True)
-                writer.writerows([arm, seed, int(x), round(float(y), 4)] for x, y in pairs)
-    os.replace(temporary, out / RECORD)
 
 
 def to_json(value):
@@ -197,23 +182,55 @@ def to_json(value):
 
 
 def show(results: dict, console: Console) -> None:
-    table = Table(title=f"at {results['tokens']:,} generated tokens; mean and 95 % interval over seeds")
-    for column in ("arm", "seeds", "accuracy", "mean so far", "to GRPO, by seed", "speed-up"):
+    title = f"at {results['tokens']:,} generated tokens; mean and 95 % interval over seeds"
+    columns = ("arm", "seeds", "accuracy", "mean so far", "to GRPO", "to R^3", "speed-up")
+    console.print(table_of(title, columns, [outcome_row(arm, row) for arm, row in results["arms"].items()]))
+    title = "sums over the cells: groups, and what was done about dead ones"
+    columns = ("arm", "groups", "dead", "replay", "ranking", "left", "rows replayed", "reflections", "solved")
+    rows = [ledger_row(arm, row["ledger"]) for arm, row in results["arms"].items() if "ledger" in row]
+    if rows:
+        console.print(table_of(title, columns, rows))
+
+
+def outcome_row(arm: str, found: dict) -> tuple[str, ...]:
+    speedup = found.get("speedup")
+    return (
+        arm,
+        str(found["accuracy"]["seeds"]),
+        text(found["accuracy"]),
+        text(found["mean_accuracy"]),
+        *(text(found["difference"][other], "+") if other in found["difference"] else "" for other in REFERENCES),
+        "" if speedup is None else f"{speedup:.2f}" if math.isfinite(speedup) else "none",
+    )
+
+
+def ledger_row(arm: str, sums: dict[str, int]) -> tuple[str, ...]:
+    counts = (
+        sums["groups_total"],
+        sums["groups_all_correct"] + sums["groups_all_wrong"],
+        sums["groups_rescued_by_replay"],
+        sums["groups_ranked"],
+        sums["groups_still_dead"],
+        sums["replayed_rows"],
+        sums["reflection_prompts"],
+        sums["reflection_solved"],
+    )
+    return (arm, *(f"{count:,}" for count in counts))
+
+
+def table_of(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    """A table that fits a terminal of 80 columns."""
+    table = Table(title=title, box=SIMPLE, padding=0)
+    for column in columns:
         table.add_column(column, justify="left" if column == "arm" else "right")
-    for arm, row in results["arms"].items():
-        speedup = row.get("speedup", math.nan)
-        table.add_row(
-            arm,
-            str(row["accuracy"]["seeds"]),
-            *(text(row[key]) if key in row else "" for key in ("accuracy", "mean_accuracy", "difference")),
-            f"{speedup:.2f}" if math.isfinite(speedup) else "not reached",
-        )
-    console.print(table)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def text(found: dict) -> str:
-    half = f" ±{(found['high'] - found['low']) / 2:.3f}" if "low" in found else ""
-    return f"{found['mean']:.3f}{half}"
+def text(found: dict, sign: str = "") -> str:
+    half = f" ±{(found['high'] - found['low']) / 2:.2f}" if "low" in found else ""
+    return f"{found['mean']:{sign}.2f}{half}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from r3_ext.report.bands import interval
 from r3_ext.summary import validation_accuracy
 
 Curve = tuple[np.ndarray, np.ndarray]
+BASELINE = "grpo"
+REFERENCES = (BASELINE, "r3")
+"""Arms that each arm is compared with: what is gained on GRPO, what is lost on the full method."""
 
 
 def curve_of(rows: list[dict]) -> Curve:
@@ -77,33 +80,40 @@ def spread(values: list[float]) -> dict[str, float | int]:
     return {"mean": mean, "low": low, "high": high, "seeds": len(known)}
 
 
-def compare(curves: dict[str, dict[int, Curve]], budget: float, baseline: str = "grpo") -> dict[str, dict]:
+def compare(curves: dict[str, dict[int, Curve]], budget: float) -> dict[str, dict]:
     """Figures of each arm at `budget` generated tokens, from its curves by seed.
 
-    accuracy, mean_accuracy: see above. difference: of `accuracy` to the baseline's, seed by seed. speedup: budget over
-    the tokens from which on the arm's mean curve has the baseline's mean accuracy at the budget; 2 means half the
-    tokens, NaN that the arm does not hold it.
+    accuracy, mean_accuracy: see above. difference: of `accuracy` to that of each arm of REFERENCES, seed by seed.
+    speedup: budget over the tokens from which on the arm's mean curve has the baseline's mean accuracy at the budget; 2
+    means half the tokens, NaN that the arm does not hold it. Without cells of a reference, its figures are absent.
     """
     at = {arm: {seed: accuracy_at(curve, budget) for seed, curve in cells.items()} for arm, cells in curves.items()}
-    target = np.nanmean(list(at[baseline].values())) if any(map(math.isfinite, at.get(baseline, {}).values())) else None
+    finals = [value for value in at.get(BASELINE, {}).values() if not math.isnan(value)]
     found = {}
     for arm, cells in curves.items():
         found[arm] = {
             "accuracy": spread(list(at[arm].values())),
             "mean_accuracy": spread([mean_accuracy(curve, budget) for curve in cells.values()]),
+            "difference": {
+                reference: spread([at[arm][seed] - at[reference][seed] for seed in cells if seed in at[reference]])
+                for reference in REFERENCES
+                if reference in at
+            },
         }
-        if target is not None:
-            pairs = [at[arm][seed] - at[baseline][seed] for seed in cells if seed in at[baseline]]
-            needed = tokens_to(mean_curve(list(cells.values()), budget), target)
-            found[arm]["difference"] = spread(pairs)
+        if finals:
+            needed = tokens_to(mean_curve(list(cells.values()), budget), np.mean(finals))
             found[arm]["speedup"] = budget / needed if needed not in (0.0, math.inf) else math.nan
     return found
 
 
-def mean_curve(curves: list[Curve], budget: float, points: int = 200) -> Curve:
-    """Mean accuracy of the curves that reach the budget, on a grid of tokens from 0 to it."""
+def on_grid(curves: list[Curve], budget: float, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens from 0 to the budget (N,) and there the accuracy of the S curves that reach it (S, N)."""
     grid = np.linspace(0, budget, points)
     whole = [curve for curve in curves if not math.isnan(accuracy_at(curve, budget))]
-    if not whole:
-        return _NONE, _NONE
-    return grid, np.mean([np.interp(grid, *curve) for curve in whole], axis=0)
+    return grid, np.array([np.interp(grid, *curve) for curve in whole]).reshape(-1, points)
+
+
+def mean_curve(curves: list[Curve], budget: float) -> Curve:
+    """Mean accuracy of the curves that reach the budget; no points without."""
+    grid, y_SN = on_grid(curves, budget)
+    return (grid, y_SN.mean(axis=0)) if len(y_SN) else (_NONE, _NONE)

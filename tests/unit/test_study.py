@@ -9,7 +9,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from r3_ext import launch
-from r3_ext.study import arms, command, outcome
+from r3_ext.cpu import warm_start
+from r3_ext.launch import ROOT
+from r3_ext.study import arms, command, figure, outcome
+from r3_ext.summary import summarise
 
 CURVE = (np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.4, 0.3]))
 
@@ -22,6 +25,9 @@ def rows(*validations):
         if step:
             row |= {"training/global_step": step, "generated/tokens": 100, "timing_s/step": 1.0, "training/epoch": 0}
             row["critic/score/mean"] = 0.5
+            row |= {"groups/total": 5, "groups/mixed": 1, "groups/all_correct": 3, "groups/all_wrong": 1}
+            row |= {"groups/rescued_by_replay": 2, "groups/ranked": 1, "groups/still_dead": 1, "replay/rows": 2}
+            row |= {"reflection/prompts": 1, "reflection/solved": 1, "reflection/tokens": 7}
         if accuracy is not None:
             row["val-core/arithmetic/acc/mean@4"] = accuracy
         found.append(row)
@@ -78,11 +84,14 @@ def test_arms_are_compared_seed_by_seed_and_by_the_tokens_to_the_baselines_accur
         "dapo": {0: straight(0.25), 1: straight(0.2), 2: straight(0.3)},
     }
     found = outcome.compare(curves, 100)
-    assert found["r3"]["difference"]["mean"] == pytest.approx(0.2)
-    assert found["r3"]["difference"]["low"] == pytest.approx(0.2), "every seed gains as much"
+    assert found["r3"]["difference"]["grpo"]["mean"] == pytest.approx(0.2)
+    assert found["r3"]["difference"]["grpo"]["low"] == pytest.approx(0.2), "every seed gains as much"
+    assert found["dapo"]["difference"]["r3"]["mean"] == pytest.approx(-0.35)
     # From 0.2 to 0.6 on average: GRPO's 0.4 lies halfway.
     assert found["r3"]["speedup"] == pytest.approx(2.0, rel=0.01) and found["grpo"]["speedup"] == pytest.approx(1.0)
     assert math.isnan(found["dapo"]["speedup"]), "it never gets there"
+    alone = outcome.compare({"r3": curves["r3"]}, 100)["r3"]
+    assert "speedup" not in alone and alone["difference"].keys() == {"r3"}, "nothing is made up without a baseline"
 
 
 def test_arms_differ_from_the_full_method_in_their_mechanism_alone():
@@ -105,7 +114,8 @@ def test_arms_differ_from_the_full_method_in_their_mechanism_alone():
 def cell(folder, validations, code=0):
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(*validations)))
-    (folder / "summary.json").write_text(json.dumps({"exit_code": code, "seconds": {"total": 1.0}}))
+    summary = summarise(rows(*validations), batch_size=16, n=4, seconds_total=1.0) | {"exit_code": code}
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def test_a_cell_is_complete_when_it_ended_well_behind_the_budget(tmp_path):
@@ -127,23 +137,27 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
     assert command.main(["--summarise", "--out", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["arms"].keys() == {"grpo", "r3"}
-    assert results["arms"]["r3"]["difference"]["mean"] == pytest.approx(0.1)
+    assert results["arms"]["r3"]["difference"]["grpo"]["mean"] == pytest.approx(0.1)
     assert (tmp_path / "curves.csv").read_text().splitlines()[1] == "grpo,0,0,0.2"
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["│", "r3", "│", "3", "│", "0.500", "±0.248"] in [line[:7] for line in lines]
+    assert ["r3", "3", "0.50", "±0.25"] in [line[:4] for line in lines]
+    # Three cells of two steps: groups, dead, met replay, ranking, left dead, rows replayed, reflections, solved.
+    assert ["r3", "30", "24", "12", "6", "6", "12", "6", "6"] in lines
+    assert (tmp_path / "ledger.csv").read_text().splitlines()[1] == "grpo,0,2,200,14,10,2,6,2,4,2,2,4,2,2"
+    assert {path.name for path in tmp_path.glob("*.png")} == {"methods.png", "mechanisms.png"}
 
 
 def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_path, capsys, monkeypatch):
-    plan = {"tokens": 200, "profile": "embedded", "overrides": []}
+    arguments = ["--arms", "grpo", "--seeds", "0", "1", "2", "--tokens", "200", "--profile", "embedded"]
+    plan = command.plan_of(command.parse(arguments), "embedded")
     (tmp_path / "study.json").write_text(json.dumps(plan))
     for seed in range(2):
         cell(tmp_path / "grpo" / f"seed_{seed}", (0.2, None, 1 / 3 + 0.1 * seed))
     command.main(["--summarise", "--out", str(tmp_path)])
-    before, results = ((tmp_path / name).read_text() for name in ("curves.csv", "results.json"))
+    record = [(tmp_path / name).read_text() for name in ("curves.csv", "ledger.csv", "results.json")]
     shutil.rmtree(tmp_path / "grpo")
     command.main(["--summarise", "--out", str(tmp_path)])
-    assert (tmp_path / "curves.csv").read_text() == before
-    assert (tmp_path / "results.json").read_text() == results
+    assert [(tmp_path / name).read_text() for name in ("curves.csv", "ledger.csv", "results.json")] == record
 
     trained = []
 
@@ -152,10 +166,44 @@ def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_pa
         return ["true"]
 
     monkeypatch.setattr(command, "cell_command", train)
-    arguments = ["--arms", "grpo", "--seeds", "0", "1", "2", "--tokens", "200", "--profile", "embedded"]
     assert command.main([*arguments, "--out", str(tmp_path)]) == 1, "it left no cell"
     assert trained == [("grpo", 2)] and "failed: grpo seed 2, see its run.log" in capsys.readouterr().out
-    assert (tmp_path / "curves.csv").read_text() == before
+    assert [(tmp_path / name).read_text() for name in ("curves.csv", "ledger.csv", "results.json")] == record
+
+
+def test_a_record_without_a_ledger_is_summarised_as_well(tmp_path, capsys):
+    (tmp_path / "study.json").write_text(json.dumps({"tokens": 100, "profile": "embedded", "overrides": []}))
+    (tmp_path / "curves.csv").write_text("arm,seed,generated_tokens,accuracy\ngrpo,0,0,0.2\ngrpo,0,100,0.4\n")
+    assert command.main(["--summarise", "--out", str(tmp_path)]) == 0
+    assert "ledger" not in json.loads((tmp_path / "results.json").read_text())["arms"]["grpo"]
+    assert ["grpo", "1", "0.40", "0.30", "+0.00", "1.00"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+
+
+def test_a_figure_shows_the_mean_of_the_curves_that_reach_the_budget():
+    curves = {
+        "grpo": {0: straight(0.3), 1: straight(0.4), 2: straight(0.5)},
+        "r3": {0: straight(0.5), 1: straight(0.9, budget=50.0)},
+    }
+    found = figure.section("methods", curves, 100)
+    grpo, r3 = found.panels[0].curves
+    assert grpo.band.y[[0, -1]] == pytest.approx([0.2, 0.4]) and grpo.band.x[-1] == 100
+    assert grpo.band.low[-1] == pytest.approx(0.4 - 4.3027 * 0.1 / math.sqrt(3))
+    assert r3.band.y[-1] == pytest.approx(0.5) and r3.band.low is None, "one seed has no interval"
+    assert [key.label for key in found.legend] == ["GRPO (3)", "R^3, all three (1)"]
+    assert figure.section("removals", curves, 100) is None, "one arm is no comparison"
+
+
+def test_the_committed_record_gives_the_committed_results(tmp_path, capsys):
+    """The README's table is this one: it must follow from the files beside it, on any machine."""
+    for committed in (ROOT / "examples" / "results").iterdir():
+        out = tmp_path / committed.name
+        shutil.copytree(committed, out)
+        (out / "results.json").unlink()
+        assert command.main(["--summarise", "--out", str(out)]) == 0
+        for name in ("results.json", "curves.csv", "ledger.csv"):
+            assert (out / name).read_text() == (committed / name).read_text(), committed / name
 
 
 def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
@@ -183,10 +231,21 @@ def test_dapo_is_validated_after_every_step_of_the_embedded_profile_only():
 
 
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
-    plan = {"tokens": 10, "profile": "embedded", "overrides": []}
+    plan = command.plan_of(command.parse(["--tokens", "10"]), "embedded")
     assert command.check_plan(tmp_path, plan, read_only=False) is None
     assert command.check_plan(tmp_path, plan, read_only=False) is None
-    assert "take another --out" in command.check_plan(tmp_path, {**plan, "tokens": 20}, read_only=False)
+    error = command.check_plan(tmp_path, {**plan, "tokens": 20}, read_only=False)
+    assert error == f"{tmp_path} holds a study of other cells, tokens 10, here 20; take another --out"
+
+
+@pytest.mark.parametrize("changed", [(arms, "EMBEDDED", ()), (warm_start, "VERSION", 0)])
+def test_cells_with_other_settings_or_another_tiny_model_do_not_join_a_study(tmp_path, monkeypatch, changed):
+    args = command.parse([])
+    assert command.check_plan(tmp_path, command.plan_of(args, "embedded"), read_only=False) is None
+    on_gpus = command.plan_of(args, "gpu_8x80gb")
+    monkeypatch.setattr(*changed)
+    assert "take another --out" in command.check_plan(tmp_path, command.plan_of(args, "embedded"), read_only=False)
+    assert command.plan_of(args, "gpu_8x80gb") == on_gpus
 
 
 def test_a_run_ends_at_the_first_validation_behind_its_budget(tmp_path):

@@ -1,0 +1,95 @@
+"""The record of a study: what its complete cells found, as two small files that outlive their run folders.
+
+curves.csv has a row for each validation of a cell, ledger.csv one for each cell: what it generated, what became of its
+groups, and what each mechanism did.
+"""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+from r3_ext.study.outcome import Curve, as_curve, curve_of
+from r3_ext.summary import GROUPS, read_metrics
+
+CURVES = "curves.csv"
+LEDGER = "ledger.csv"
+_CELL = ("arm", "seed")
+_POINT = ("generated_tokens", "accuracy")
+COUNTS = (
+    *("steps", "generated_tokens", "reflection_tokens", *(f"groups_{name}" for name in GROUPS)),
+    *("replayed_rows", "reflection_prompts", "reflection_solved"),
+)
+Curves = dict[str, dict[int, Curve]]
+"""By arm and seed."""
+Ledger = dict[str, dict[int, dict[str, int]]]
+"""By arm, seed and column."""
+
+
+def read_curves(out: Path) -> Curves:
+    """The curves of the complete cells, as the last summary left them; none before the first."""
+    points: dict[str, dict[int, list]] = {}
+    for row in _read(out / CURVES):
+        cell = points.setdefault(row["arm"], {}).setdefault(int(row["seed"]), [])
+        cell.append(tuple(float(row[column]) for column in _POINT))
+    return {arm: {seed: as_curve(cell) for seed, cell in cells.items()} for arm, cells in points.items()}
+
+
+def read_ledger(out: Path) -> Ledger:
+    """What the complete cells did; cells recorded without it are absent."""
+    found: Ledger = {}
+    for row in _read(out / LEDGER):
+        found.setdefault(row["arm"], {})[int(row["seed"])] = {column: int(row[column]) for column in COUNTS}
+    return found
+
+
+def ledger_of(folder: Path) -> dict[str, int]:
+    """A complete cell's row of the ledger, from its summary.json and metrics.jsonl."""
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = read_metrics(folder / "metrics.jsonl")
+    return {
+        "steps": summary["steps"],
+        "generated_tokens": summary["generated_tokens"],
+        "reflection_tokens": int(sum(row.get("reflection/tokens", 0) for row in rows)),
+        **{f"groups_{name}": summary["groups"][name] for name in GROUPS},
+        "replayed_rows": summary["replayed_rows"],
+        "reflection_prompts": summary["reflection"]["prompts"],
+        "reflection_solved": summary["reflection"]["solved"],
+    }
+
+
+def update(out: Path, cells: dict[tuple[str, int], Path], order: tuple[str, ...]) -> None:
+    """Write the record anew with these complete cells (arm and seed: folder) added, arms in this order."""
+    curves, ledger = read_curves(out), read_ledger(out)
+    for (arm, seed), folder in cells.items():
+        curves.setdefault(arm, {})[seed] = curve_of(read_metrics(folder / "metrics.jsonl"))
+        ledger.setdefault(arm, {})[seed] = ledger_of(folder)
+    points = [
+        (arm, seed, int(tokens), round(float(accuracy), 4))
+        for arm, seed, curve in _sorted(curves, order)
+        for tokens, accuracy in zip(*curve, strict=True)
+    ]
+    _write(out / CURVES, (*_CELL, *_POINT), points)
+    counts = [(arm, seed, *(row[column] for column in COUNTS)) for arm, seed, row in _sorted(ledger, order)]
+    _write(out / LEDGER, (*_CELL, *COUNTS), counts)
+
+
+def _sorted(cells: dict[str, dict], order: tuple[str, ...]) -> list[tuple]:
+    return [(arm, seed, cells[arm][seed]) for arm in order if arm in cells for seed in sorted(cells[arm])]
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _write(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
+    """Replaces the file in one go: it may hold the only trace of a cell."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+    os.replace(temporary, path)
