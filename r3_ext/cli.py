@@ -6,7 +6,7 @@ import sys
 
 COMMANDS = {
     "run": ("r3_ext.launch", "prepare, check, train, and leave a run folder behind"),
-    "doctor": ("r3_ext.doctor", "check this machine, the installation and a configuration"),
+    "doctor": ("r3_ext.doctor.command", "check this machine, the installation and a configuration"),
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),

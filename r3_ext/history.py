@@ -31,7 +31,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from r3_ext.doctor import human
+from r3_ext.units import human
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample, decode, tokenizer_fingerprint
 from recipe.r3.history_file import SCHEMA_VERSION, HistoryError, check_content, explained, open_for_reading
 

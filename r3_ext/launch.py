@@ -228,7 +228,7 @@ def main(argv: list[str]) -> int:
     overrides += model_and_data(profile, args.cache, args.warm_start_steps, say) + args.overrides
     config = compose_config([o for o in overrides if not o.startswith("hydra")])
 
-    from r3_ext import doctor
+    from r3_ext.doctor import command as doctor
     from recipe.r3.r3_config import describe, load_r3_config  # imports verl, which is slow
 
     try:

@@ -9,10 +9,12 @@ import pytest
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
-from r3_ext import cli, data, doctor
+from r3_ext import cli, data
 from r3_ext.cpu import tiny_model
-from r3_ext.doctor import FAIL, GIB, OK, WARN, Finding
+from r3_ext.doctor import command, data_files, gpus, installation, machine, model_files, prompts, settings, storage
+from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.launch import compose_config
+from r3_ext.units import GIB, human
 
 Usage = namedtuple("Usage", "total used free")
 MODEL_CONFIG = {
@@ -103,15 +105,15 @@ def only(findings: list[Finding], level: str) -> Finding:
 def test_everything_in_place_passes_every_check(config, monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     # What this machine has installed and free is not the subject.
-    machine = (doctor.check_packages, doctor.check_memory, doctor.check_shared_memory, doctor.check_disk)
-    monkeypatch.setattr(doctor, "CHECKS", [check for check in doctor.CHECKS if check not in machine])
-    findings = doctor.diagnose(config)
+    left_out = (installation.check_packages, machine.check_memory, machine.check_shared_memory, storage.check_disk)
+    monkeypatch.setattr(command, "CHECKS", [check for check in command.CHECKS if check not in left_out])
+    findings = command.diagnose(config)
     assert [finding for finding in findings if finding.level != OK] == []
     assert {finding.check for finding in findings} >= {"config", "model", "tokenizer", "data", "prompts", "cores"}
 
 
 def test_every_finding_that_is_not_ok_says_what_to_do(composed):
-    findings = doctor.diagnose(composed["embedded"])
+    findings = command.diagnose(composed["embedded"])
     assert all(bool(finding.advice) == (finding.level != OK) for finding in findings)
     # Nothing names a model or data: `r3 run` prepares them, so this is no failure.
     assert levels([f for f in findings if f.check in ("model", "data")]) == [WARN, WARN, WARN]
@@ -120,99 +122,99 @@ def test_every_finding_that_is_not_ok_says_what_to_do(composed):
 class TestInstallation:
     @pytest.fixture
     def installed(self, monkeypatch):
-        versions = {doctor.DISTRIBUTION: "0", "verl": "0.9.1", "torch": "2.13.0+cpu", "rich": "14.0"}
+        versions = {installation.DISTRIBUTION: "0", "verl": "0.9.1", "torch": "2.13.0+cpu", "rich": "14.0"}
         pins = [Requirement(line) for line in ("verl==0.9.1", "torch==2.13.0+cpu", "rich>=13")]
-        monkeypatch.setattr(doctor, "installed_version", versions.get)
-        monkeypatch.setattr(doctor, "requirements", lambda extra: pins)
+        monkeypatch.setattr(installation, "installed_version", versions.get)
+        monkeypatch.setattr(installation, "requirements", lambda extra: pins)
         return versions
 
     def test_versions_as_pinned(self, installed):
-        assert levels(doctor.package_findings("cpu")) == [OK]
+        assert levels(installation.package_findings("cpu")) == [OK]
 
     def test_another_verl_fails_and_another_rich_warns(self, installed):
         installed |= {"verl": "0.9.2", "rich": "12.0"}
-        assert levels(doctor.package_findings("cpu")) == [FAIL, WARN]
+        assert levels(installation.package_findings("cpu")) == [FAIL, WARN]
 
     def test_missing_package(self, installed):
         del installed["torch"]
-        assert only(doctor.package_findings("cpu"), FAIL) == Finding(
+        assert only(installation.package_findings("cpu"), FAIL) == Finding(
             FAIL, "packages", "missing: torch", "run examples/install.sh"
         )
 
     def test_cuda_build_of_torchvision_beside_a_cpu_torch(self, installed):
         installed |= {"torchvision": "0.28.0", "torchaudio": "2.13.0+cpu"}
-        assert "torchvision" in only(doctor.package_findings("cpu"), FAIL).advice
-        assert levels(doctor.package_findings("gpu")) == [OK]
+        assert "torchvision" in only(installation.package_findings("cpu"), FAIL).advice
+        assert levels(installation.package_findings("gpu")) == [OK]
 
     def test_project_not_installed(self, installed):
-        del installed[doctor.DISTRIBUTION]
-        assert levels(doctor.package_findings("cpu")) == [FAIL]
+        del installed[installation.DISTRIBUTION]
+        assert levels(installation.package_findings("cpu")) == [FAIL]
 
     def test_pins_come_from_the_extras(self, monkeypatch):
         lines = ['verl==0.9.1; extra == "cpu"', 'verl==0.9.1; extra == "gpu"', 'vllm==0.24.0; extra == "gpu"']
-        monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
-        assert [pin.name for pin in doctor.requirements("cpu")] == ["verl"]
-        assert [pin.name for pin in doctor.requirements("gpu")] == ["verl", "vllm"]
+        monkeypatch.setattr(installation.metadata, "requires", lambda name: lines)
+        assert [pin.name for pin in installation.requirements("cpu")] == ["verl"]
+        assert [pin.name for pin in installation.requirements("gpu")] == ["verl", "vllm"]
 
     def test_not_linux(self, monkeypatch):
-        monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
-        assert levels(doctor.check_python()) == [FAIL]
+        monkeypatch.setattr(installation.platform, "system", lambda: "Darwin")
+        assert levels(installation.check_python()) == [FAIL]
 
     def test_platform_must_match_the_profile(self, config, gpu_config, monkeypatch):
         monkeypatch.setenv("VERL_PLATFORM", "cpu")
-        assert levels(doctor.check_platform(config)) == [OK]
-        assert levels(doctor.check_platform(gpu_config)) == [FAIL]
+        assert levels(installation.check_platform(config)) == [OK]
+        assert levels(installation.check_platform(gpu_config)) == [FAIL]
         monkeypatch.delenv("VERL_PLATFORM")
-        assert levels(doctor.check_platform(config)) == [WARN]
-        assert levels(doctor.check_platform(gpu_config)) == [OK]
+        assert levels(installation.check_platform(config)) == [WARN]
+        assert levels(installation.check_platform(gpu_config)) == [OK]
 
 
 class TestMachine:
     @pytest.mark.parametrize("flags, level", [({"sse4_2"}, FAIL), ({"avx2"}, OK), ({"avx2", "avx512f"}, OK)])
     def test_instruction_set(self, config, monkeypatch, flags, level):
-        monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
-        monkeypatch.setattr(doctor, "cpu_flags", lambda: flags)
-        assert levels(doctor.check_instructions(config)) == [level]
+        monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
+        assert levels(machine.check_instructions(config)) == [level]
 
     def test_gpu_runs_do_not_use_the_cpu_build(self, gpu_config):
-        assert doctor.check_instructions(gpu_config) == []
+        assert machine.check_instructions(gpu_config) == []
 
     def test_cores_cover_ranks_storage_units_and_controller(self, config):
         # 3 for the rank, 1 storage unit, 1 controller.
         config.ray_kwargs.ray_init.num_cpus = 5
-        assert levels(doctor.check_cores(config)) == [OK]
+        assert levels(machine.check_cores(config)) == [OK]
         config.ray_kwargs.ray_init.num_cpus = 4
-        assert "num_cpus=5" in only(doctor.check_cores(config), FAIL).advice
+        assert "num_cpus=5" in only(machine.check_cores(config), FAIL).advice
         config.trainer.n_gpus_per_node, config.ray_kwargs.ray_init.num_cpus = 2, 7
-        assert levels(doctor.check_cores(config)) == [FAIL]
+        assert levels(machine.check_cores(config)) == [FAIL]
 
     def test_existing_ray_cluster_takes_no_resources(self, config, monkeypatch):
         monkeypatch.setenv("RAY_ADDRESS", "auto")
-        advice = only(doctor.check_cores(config), FAIL).advice
+        advice = only(machine.check_cores(config), FAIL).advice
         assert advice.endswith(
             "ray_kwargs.ray_init.num_cpus=null ray_kwargs.ray_init.num_gpus=null "
             "ray_kwargs.ray_init.object_store_memory=null"
         )
         config.ray_kwargs.ray_init = {}
-        assert levels(doctor.check_cores(config)) == [OK]
+        assert levels(machine.check_cores(config)) == [OK]
 
     def test_memory(self, config, monkeypatch):
-        monkeypatch.setattr(doctor, "main_memory", lambda: (12 * GIB, 16 * GIB))
-        assert levels(doctor.check_memory(config)) == [OK]
-        monkeypatch.setattr(doctor, "main_memory", lambda: (6 * GIB, 16 * GIB))
-        assert levels(doctor.check_memory(config)) == [WARN]
+        monkeypatch.setattr(machine, "main_memory", lambda: (12 * GIB, 16 * GIB))
+        assert levels(machine.check_memory(config)) == [OK]
+        monkeypatch.setattr(machine, "main_memory", lambda: (6 * GIB, 16 * GIB))
+        assert levels(machine.check_memory(config)) == [WARN]
 
     @pytest.mark.parametrize("free, level", [(8 * GIB, OK), (GIB // 2, WARN), (2**24, FAIL)])
     def test_shared_memory(self, config, monkeypatch, free, level):
-        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(0, 0, free))
-        monkeypatch.setattr(doctor, "abandoned_segments", lambda folder: [])
-        assert levels(doctor.check_shared_memory(config)) == [level]
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(0, 0, free))
+        monkeypatch.setattr(machine, "abandoned_segments", lambda folder: [])
+        assert levels(machine.check_shared_memory(config)) == [level]
 
     def test_only_unused_segments_count_as_abandoned(self, tmp_path):
         for name in ("psm_used", "psm_left", "verl_weights_left", "other"):
             (tmp_path / name).write_bytes(b"x" * mmap.PAGESIZE)
         with open(tmp_path / "psm_used", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-            left = doctor.abandoned_segments(tmp_path)
+            left = machine.abandoned_segments(tmp_path)
         assert [path.name for path in left] == ["psm_left", "verl_weights_left"]
 
 
@@ -231,91 +233,91 @@ class TestGPUs:
 
     def test_reads_nvidia_smi(self, nvidia_smi):
         nvidia_smi("NVIDIA H100 80GB HBM3, 81559, 512, 580.65.06")
-        assert doctor.list_gpus() == [doctor.GPU("NVIDIA H100 80GB HBM3", 81559 / 1024, 0.5, "580.65.06")]
+        assert gpus.list_gpus() == [gpus.GPU("NVIDIA H100 80GB HBM3", 81559 / 1024, 0.5, "580.65.06")]
 
     def test_memory_that_is_not_reported(self, nvidia_smi):
         nvidia_smi("NVIDIA GB10, [N/A], [N/A], 580.95.05")
-        assert doctor.list_gpus()[0].total == 0
+        assert gpus.list_gpus()[0].total == 0
 
     def test_visible_devices_are_respected(self, nvidia_smi, monkeypatch, tmp_path):
         nvidia_smi("A, 1024, 0, 580.1")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-        doctor.list_gpus()
+        gpus.list_gpus()
         assert (tmp_path / "arguments").read_text().endswith("-i 2,3\n")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert doctor.list_gpus() == []
+        assert gpus.list_gpus() == []
 
-    def check(self, config, monkeypatch, *gpus):
-        monkeypatch.setattr(doctor, "list_gpus", lambda: list(gpus))
-        return doctor.check_gpus(config)
+    def check(self, config, monkeypatch, *found):
+        monkeypatch.setattr(gpus, "list_gpus", lambda: list(found))
+        return gpus.check_gpus(config)
 
     def test_too_few(self, gpu_config, monkeypatch):
         assert levels(self.check(gpu_config, monkeypatch)) == [FAIL]
 
     def test_enough_memory(self, gpu_config, model, monkeypatch):
         gpu_config.actor_rollout_ref.model.path = str(model)
-        gpu = doctor.GPU("H100", 79.6, 0.0, "580.65.06")
+        gpu = gpus.GPU("H100", 79.6, 0.0, "580.65.06")
         assert levels(self.check(gpu_config, monkeypatch, gpu)) == [OK, OK]
 
     def test_too_little_memory_old_driver_and_in_use(self, gpu_config, model, monkeypatch):
         gpu_config.actor_rollout_ref.model.path = str(model)
-        gpu = doctor.GPU("T4", 1.0, 2.0, "535.104.05")
+        gpu = gpus.GPU("T4", 1.0, 2.0, "535.104.05")
         assert levels(self.check(gpu_config, monkeypatch, gpu)) == [OK, FAIL, WARN, WARN]
 
     def test_not_asked_for(self, config):
-        assert doctor.check_gpus(config) == []
+        assert gpus.check_gpus(config) == []
 
     def test_flash_attention_needs_its_package(self, gpu_config, monkeypatch):
         versions = {}
-        monkeypatch.setattr(doctor, "installed_version", versions.get)
-        assert levels(doctor.check_attention(gpu_config)) == [OK]
+        monkeypatch.setattr(installation, "installed_version", versions.get)
+        assert levels(installation.check_attention(gpu_config)) == [OK]
         gpu_config.actor_rollout_ref.model.override_config = {}  # verl's default
-        assert "sdpa" in only(doctor.check_attention(gpu_config), FAIL).advice
+        assert "sdpa" in only(installation.check_attention(gpu_config), FAIL).advice
         versions["flash-attn"] = "2.8.3"
-        assert levels(doctor.check_attention(gpu_config)) == [OK]
+        assert levels(installation.check_attention(gpu_config)) == [OK]
 
 
 class TestOutput:
     def test_a_file_in_the_way(self, config, tmp_path):
         (tmp_path / "file").touch()
         config.trainer.default_local_dir = str(tmp_path / "file" / "checkpoints")
-        assert "default_local_dir" in only(doctor.check_output(config), FAIL).advice
+        assert "default_local_dir" in only(storage.check_output(config), FAIL).advice
 
     def test_says_from_where_it_resumes(self, config, tmp_path):
-        assert "resumes" not in only(doctor.check_output(config), OK).found
+        assert "resumes" not in only(storage.check_output(config), OK).found
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
-        assert only(doctor.check_output(config), OK).found.endswith("resumes after step 20")
+        assert only(storage.check_output(config), OK).found.endswith("resumes after step 20")
 
     def test_says_what_a_network_file_system_means_for_the_history(self, config, monkeypatch):
         monkeypatch.setattr("recipe.r3.history_file.network_file_system", lambda path: "nfs4")
-        assert "nobody can read it" in only(doctor.check_output(config), WARN).advice
+        assert "nobody can read it" in only(storage.check_output(config), WARN).advice
 
     def test_disk_counts_checkpoints_and_history(self, config, model, monkeypatch):
-        parameters = doctor.model_architecture(config).parameters
+        parameters = model_files.model_architecture(config).parameters
         config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 1, 3
         history = 100 * 16 * 4 * 96 * 6
         needed = 3 * 12 * parameters + history
         for free, level in ((needed + GIB, OK), (needed - 1, FAIL)):
-            monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
-            assert levels(doctor.check_disk(config)) == [level]
+            monkeypatch.setattr(storage.shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
+            assert levels(storage.check_disk(config)) == [level]
 
     def test_optimizer_left_out_of_the_checkpoint(self, config):
         config.trainer.save_freq = 1
-        parameters = doctor.model_architecture(config).parameters
+        parameters = model_files.model_architecture(config).parameters
         config.actor_rollout_ref.actor.checkpoint.save_contents = ["model"]
-        assert f"takes {doctor.human(4 * parameters)}, all kept" in doctor.check_disk(config)[0].found
+        assert f"takes {human(4 * parameters)}, all kept" in storage.check_disk(config)[0].found
 
 
 class TestModel:
     def test_a_model(self, config):
-        finding = only(doctor.check_model(config), OK)
+        finding = only(model_files.check_model(config), OK)
         assert finding.found.endswith("qwen2, 0.1 M parameters")
 
     @pytest.mark.parametrize("path", ["/no/such/folder", "no such model"])
     def test_neither_folder_nor_hub_name(self, config, path):
         config.actor_rollout_ref.model.path = path
-        assert "neither" in only(doctor.check_model(config), FAIL).found
+        assert "neither" in only(model_files.check_model(config), FAIL).found
 
     def test_not_on_the_hub(self, config, monkeypatch):
         def unreachable(model, name):
@@ -323,79 +325,79 @@ class TestModel:
 
         monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
         config.actor_rollout_ref.model.path = "nobody/nothing"
-        assert "FileNotFoundError" in only(doctor.check_model(config), FAIL).found
-        assert doctor.check_tokenizer(config) == []  # one finding is enough
+        assert "FileNotFoundError" in only(model_files.check_model(config), FAIL).found
+        assert model_files.check_tokenizer(config) == []  # one finding is enough
 
     def test_no_config(self, config, model):
         (model / "config.json").unlink()
-        assert "has no config.json" in only(doctor.check_model(config), FAIL).found
+        assert "has no config.json" in only(model_files.check_model(config), FAIL).found
 
     def test_broken_config(self, config, model):
         (model / "config.json").write_text("{")
-        assert "not JSON" in only(doctor.check_model(config), FAIL).found
+        assert "not JSON" in only(model_files.check_model(config), FAIL).found
 
     def test_no_weights(self, config, model):
         (model / "model.safetensors").unlink()
-        assert "no weights" in only(doctor.check_model(config), FAIL).found
+        assert "no weights" in only(model_files.check_model(config), FAIL).found
 
     def test_missing_shard(self, config, model):
         shards = {"a": "model.safetensors", "b": "model-2.safetensors"}
         (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-        assert "1 of 2 weight files missing: model-2" in only(doctor.check_model(config), FAIL).found
+        assert "1 of 2 weight files missing: model-2" in only(model_files.check_model(config), FAIL).found
 
     def test_too_few_positions(self, config):
         config.data.max_response_length = 4096
-        assert "2048 positions" in only(doctor.check_model(config), FAIL).found
+        assert "2048 positions" in only(model_files.check_model(config), FAIL).found
 
     def test_no_tokenizer(self, config, model):
         # transformers makes an empty Qwen2 tokenizer of a folder that has a config.json only.
         (model / "tokenizer.json").unlink()
-        assert "has none of tokenizer.json" in only(doctor.check_tokenizer(config), FAIL).found
-        assert doctor.check_prompts(config) == []
+        assert "has none of tokenizer.json" in only(model_files.check_tokenizer(config), FAIL).found
+        assert prompts.check_prompts(config) == []
 
     def test_tokenizer_of_a_larger_model(self, config, model):
         (model / "config.json").write_text(json.dumps({**MODEL_CONFIG, "vocab_size": 100}))
-        assert "the model has 100 embeddings" in only(doctor.check_tokenizer(config), FAIL).found
+        assert "the model has 100 embeddings" in only(model_files.check_tokenizer(config), FAIL).found
 
     def test_no_chat_template(self, config, model):
         (model / "chat_template.jinja").unlink()
-        assert only(doctor.check_tokenizer(config), FAIL).found == "no chat template"
+        assert only(model_files.check_tokenizer(config), FAIL).found == "no chat template"
         config.actor_rollout_ref.model.custom_chat_template = "{{ messages[0].content }}"
-        assert levels(doctor.check_tokenizer(config)) == [OK]
+        assert levels(model_files.check_tokenizer(config)) == [OK]
 
 
 class TestData:
     def check(self, config, content, tmp_path):
         """Findings on training data with these rows."""
         config.data.train_files = as_json(tmp_path / "changed.json", content)
-        return doctor.check_data(config)
+        return data_files.check_data(config)
 
     def test_json_works_too(self, config, tmp_path):
         assert levels(self.check(config, rows(16), tmp_path)) == [OK, OK]
 
     def test_several_files(self, config, train_file):
         config.data.train_files = [str(train_file), str(train_file)]
-        assert levels(doctor.check_data(config)) == [OK, OK, OK]
+        assert levels(data_files.check_data(config)) == [OK, OK, OK]
 
     def test_missing_file(self, config):
         config.data.train_files = "/no/such/file.parquet"
-        assert "does not exist" in only(doctor.check_data(config), FAIL).found
+        assert "does not exist" in only(data_files.check_data(config), FAIL).found
 
     def test_not_parquet(self, config, train_file):
         train_file.write_text("hello")
-        assert levels(doctor.check_data(config)) == [FAIL, OK]
+        assert levels(data_files.check_data(config)) == [FAIL, OK]
 
     def test_empty_parquet(self, config, train_file):
         import pyarrow.parquet
 
         pyarrow.parquet.write_table(data.SCHEMA.empty_table(), train_file)
-        assert "no rows" in only(doctor.check_data(config), FAIL).found
+        assert "no rows" in only(data_files.check_data(config), FAIL).found
 
     @pytest.mark.parametrize("column", ["query_id", "prompt", "reward_model", "data_source"])
     def test_missing_column(self, config, tmp_path, column):
         content = [{key: value for key, value in row.items() if key != column} for row in rows(16)]
         assert f"lacks {column}" in only(self.check(config, content, tmp_path), FAIL).found
-        doctor.check_prompts(config)  # does not stumble over it
+        prompts.check_prompts(config)  # does not stumble over it
 
     def test_stock_verl_needs_no_query_id(self, config, tmp_path):
         config.trainer.v1.trainer_mode = "sync"
@@ -432,21 +434,21 @@ class TestData:
         assert "8 training rows" in only(self.check(config, rows(32), tmp_path), FAIL).found
 
     def test_sample_is_evenly_spaced(self):
-        assert doctor.spaced(3) == [0, 1, 2]
-        assert doctor.spaced(128) == list(range(0, 128, 2))
-        assert doctor.spaced(0) == []
+        assert data_files.spaced(3) == [0, 1, 2]
+        assert data_files.spaced(128) == list(range(0, 128, 2))
+        assert data_files.spaced(0) == []
 
 
 class TestPrompts:
     def test_rendered_and_counted(self, config):
-        train, reflection, val = doctor.check_prompts(config)
+        train, reflection, val = prompts.check_prompts(config)
         assert train.found.startswith("train.parquet: 32 rendered, at most ")
         assert "for the past attempt" in reflection.found
         assert val.found.startswith("val.parquet: 4 rendered")
 
     def test_all_too_long(self, config):
         config.data.max_prompt_length = 4
-        assert levels(doctor.check_prompts(config)) == [FAIL, WARN, FAIL]
+        assert levels(prompts.check_prompts(config)) == [FAIL, WARN, FAIL]
 
     @pytest.mark.parametrize("filtered, advice", [(True, "left out"), (False, "from the left")])
     def test_one_too_long(self, config, tmp_path, filtered, advice):
@@ -454,41 +456,41 @@ class TestPrompts:
         content[3]["prompt"][0]["content"] += " really" * 600
         config.data.train_files = as_json(tmp_path / "long.json", content)
         config.data.filter_overlong_prompts = filtered
-        finding = only(doctor.check_prompts(config), WARN)
+        finding = only(prompts.check_prompts(config), WARN)
         assert finding.found.endswith("1 over")
         assert advice in finding.advice
 
     def test_no_room_for_a_past_attempt(self, config):
         config.algorithm.r3.reflection.template += " and then" * 400
-        assert "reflection leaves" in only(doctor.check_prompts(config), WARN).found
+        assert "reflection leaves" in only(prompts.check_prompts(config), WARN).found
         config.algorithm.r3.reflection.enable = False
-        assert levels(doctor.check_prompts(config)) == [OK, OK]
+        assert levels(prompts.check_prompts(config)) == [OK, OK]
 
     def test_template_refuses_the_roles(self, config, tmp_path):
         content = rows(16)
         content[0]["prompt"][0]["role"] = "wizard"
         config.data.train_files = as_json(tmp_path / "roles.json", content)
-        assert "wizard" in only(doctor.check_prompts(config), FAIL).found
+        assert "wizard" in only(prompts.check_prompts(config), FAIL).found
 
 
 class TestConfig:
     def test_setting_of_the_recipe(self, config):
         config.algorithm.r3.replay.k = 0
-        assert only(doctor.check_config(config), FAIL).found.startswith("algorithm.r3.replay.k must be at least 1")
+        assert only(settings.check_config(config), FAIL).found.startswith("algorithm.r3.replay.k must be at least 1")
 
     def test_setting_of_verl(self, config):
         config.actor_rollout_ref.actor.loss_agg_mode = "mean"
-        assert "loss_agg_mode" in only(doctor.check_config(config), FAIL).found
+        assert "loss_agg_mode" in only(settings.check_config(config), FAIL).found
 
     def test_recipe_rules_do_not_hold_for_stock_verl(self, config):
         config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", "grpo"
-        assert levels(doctor.check_config(config)) == [OK]
+        assert levels(settings.check_config(config)) == [OK]
 
     def test_lengths(self, config):
         config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 600
-        assert "608 tokens" in only(doctor.check_config(config), FAIL).found
+        assert "608 tokens" in only(settings.check_config(config), FAIL).found
         config.actor_rollout_ref.rollout.max_model_len = 600
-        assert len(doctor.check_lengths(config)) == 2
+        assert len(settings.check_lengths(config)) == 2
 
 
 class TestReport:
@@ -501,17 +503,17 @@ class TestReport:
     @pytest.mark.parametrize("columns", ["80", "200"])
     def test_table_fits_the_terminal(self, capsys, monkeypatch, columns):
         monkeypatch.setenv("COLUMNS", columns)
-        assert doctor.report(self.FINDINGS) is False
+        assert command.report(self.FINDINGS) is False
         output = capsys.readouterr().out
         assert max(map(len, output.splitlines())) <= 100
         assert "[long]" in output
         assert output.splitlines()[-1] == "1 failed, 1 warning, 1 ok"
 
     def test_a_warning_passes(self, capsys):
-        assert doctor.report(self.FINDINGS[:2]) is True
+        assert command.report(self.FINDINGS[:2]) is True
 
     def test_json(self, capsys):
-        assert doctor.report_json(self.FINDINGS) is False
+        assert command.report_json(self.FINDINGS) is False
         read = json.loads(capsys.readouterr().out)
         assert (read["ok"], len(read["findings"])) == (False, 3)
         assert read["findings"][1] == {
@@ -528,19 +530,19 @@ class TestCommand:
         monkeypatch.setenv("VERL_PLATFORM", "")  # restored afterwards: the command sets it
 
     def test_configuration_that_does_not_compose(self, capsys):
-        assert doctor.main(["--profile", "embedded", "--json", "algorithm.r3.repaly.k=2"]) == 1
+        assert command.main(["--profile", "embedded", "--json", "algorithm.r3.repaly.k=2"]) == 1
         (finding,) = json.loads(capsys.readouterr().out)["findings"]
         assert finding["check"] == "config" and "repaly" in finding["found"]
 
     def test_overrides_reach_the_checks(self, capsys, monkeypatch):
-        monkeypatch.setattr(doctor, "CHECKS", [doctor.check_config])
-        assert doctor.main(["data.train_batch_size=8", "--profile", "embedded", "--json"]) == 0
+        monkeypatch.setattr(command, "CHECKS", [settings.check_config])
+        assert command.main(["data.train_batch_size=8", "--profile", "embedded", "--json"]) == 0
         assert "8 prompts" in json.loads(capsys.readouterr().out)["findings"][0]["found"]
-        assert doctor.main(["algorithm.r3.replay.k=0", "--profile", "embedded"]) == 1
+        assert command.main(["algorithm.r3.replay.k=0", "--profile", "embedded"]) == 1
 
     def test_packages_missing_that_the_doctor_itself_needs(self, capsys, monkeypatch):
-        monkeypatch.setattr(doctor, "installed_version", lambda name: None)
-        assert doctor.main([]) == 1
+        monkeypatch.setattr(command, "installed_version", lambda name: None)
+        assert command.main([]) == 1
         assert "missing: packaging, hydra-core" in capsys.readouterr().out
 
     def test_command_line_is_dispatched_lazily(self):
@@ -549,7 +551,7 @@ class TestCommand:
         assert result.stdout.strip() == "[]"
 
     def test_arguments_of_a_subcommand_are_left_to_it(self, monkeypatch):
-        monkeypatch.setattr(doctor, "main", lambda argv: len(argv))
+        monkeypatch.setattr(command, "main", lambda argv: len(argv))
         assert cli.main(["doctor", "--json", "+profile=embedded", "~data.seed"]) == 3
 
     @pytest.mark.parametrize("argv", [[], ["walk"]])

@@ -7,7 +7,10 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from r3_ext import doctor, sizing
+from r3_ext import sizing
+from r3_ext.doctor.finding import OK
+from r3_ext.doctor.installation import check_attention
+from r3_ext.doctor.settings import check_config
 from r3_ext.launch import EXAMPLE_CONFIG, RECIPE_CONFIG, compose_config
 from recipe.r3.baseline import BaselineTrainer, LedgerMixin, MeasuredMixin
 
@@ -146,8 +149,8 @@ def test_no_file_is_left_out():
 @pytest.mark.parametrize("method", METHODS)
 def test_composes_and_is_valid(composed, profile, method):
     config = composed(profile, method)
-    findings = doctor.check_config(config) + doctor.check_attention(config)
-    assert [finding for finding in findings if finding.level != doctor.OK] == []
+    findings = check_config(config) + check_attention(config)
+    assert [finding for finding in findings if finding.level != OK] == []
     OmegaConf.resolve(config)
     assert config.reward.reward_manager.module.name == "R3RewardManager"
 

@@ -1,0 +1,146 @@
+"""`r3 doctor`: what would otherwise fail minutes into a run, checked before Ray starts.
+
+    r3 doctor                                    the profile that fits this machine
+    r3 doctor --profile gpu_4x80gb data.train_files=train.parquet
+    r3 doctor --json                             for programs
+
+Exit code 1 when a check failed; a warning does not count. `r3 run` makes the same checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from r3_ext.doctor.data_files import check_data
+from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
+from r3_ext.doctor.gpus import check_gpus, list_gpus
+from r3_ext.doctor.installation import check_attention, check_packages, check_platform, check_python, installed_version
+from r3_ext.doctor.machine import check_cores, check_instructions, check_memory, check_shared_memory
+from r3_ext.doctor.model_files import check_model, check_tokenizer
+from r3_ext.doctor.prompts import check_prompts
+from r3_ext.doctor.settings import check_config
+from r3_ext.doctor.storage import check_disk, check_output
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+OWN_IMPORTS = ("packaging", "hydra-core", "omegaconf", "rich", "psutil", "ray", "torch", "transformers", "verl")
+"""Without these the doctor cannot look further than Python and packages."""
+
+CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
+    check_python,
+    check_packages,
+    check_platform,
+    check_instructions,
+    check_cores,
+    check_memory,
+    check_shared_memory,
+    check_gpus,
+    check_attention,
+    check_config,
+    check_output,
+    check_disk,
+    check_model,
+    check_tokenizer,
+    check_data,
+    check_prompts,
+]
+
+
+def diagnose(config: DictConfig) -> list[Finding]:
+    """The findings of all checks on a composed config."""
+    return [finding for check in CHECKS for finding in check(config)]
+
+
+def passed(findings: list[Finding]) -> bool:
+    return all(finding.level != FAIL for finding in findings)
+
+
+def summary(findings: list[Finding]) -> str:
+    counts = {level: sum(finding.level == level for finding in findings) for level in (FAIL, WARN, OK)}
+    return f"{counts[FAIL]} failed, {counts[WARN]} warning{'' if counts[WARN] == 1 else 's'}, {counts[OK]} ok"
+
+
+def report(findings: list[Finding]) -> bool:
+    """Print the findings as a table; returns whether nothing failed."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
+    table.add_column(width=4)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    styles = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.advice:
+            text.append(f"\n-> {finding.advice}", style=styles[finding.level])
+        table.add_row(Text(finding.level, style=styles[finding.level]), finding.check, text)
+    console.print(table, width=min(console.width, 100))
+    console.print(Text(summary(findings), style="green" if passed(findings) else "bold red"))
+    return passed(findings)
+
+
+def report_json(findings: list[Finding]) -> bool:
+    print(json.dumps({"ok": passed(findings), "findings": [asdict(finding) for finding in findings]}, indent=2))
+    return passed(findings)
+
+
+def report_plain(findings: list[Finding]) -> bool:
+    """For an environment that lacks packages, rich among them."""
+    for finding in findings:
+        print(f"{finding.level:<5}{finding.check}: {finding.found}")
+        if finding.advice:
+            print(f"     -> {finding.advice}")
+    return passed(findings)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="r3 doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--method", default="r3", help="file in examples/config/method")
+    parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in examples/config/profile")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("overrides", nargs="*", help="hydra overrides")
+    return parser.parse_intermixed_args(argv)
+
+
+def examine(profile: str, method: str, overrides: list[str]) -> list[Finding]:
+    """Compose the configuration and check it; a configuration that does not compose is a finding."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from r3_ext.launch import compose_config
+
+    try:
+        config = compose_config([f"+profile={profile}", f"+method={method}", *overrides])
+        return diagnose(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        advice = "correct the override or the file that the message names"
+        return [Finding(FAIL, "config", str(error).strip(), advice)]
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    missing = [name for name in OWN_IMPORTS if installed_version(name) is None]
+    if missing:
+        findings = [*check_python(), Finding(FAIL, "packages", "missing: " + ", ".join(missing), INSTALL)]
+        return 0 if (report_json if args.json else report_plain)(findings) else 1
+    profile = args.profile or ("gpu_8x80gb" if list_gpus() else "embedded")
+    if profile == "embedded":
+        os.environ["VERL_PLATFORM"] = "cpu"
+    findings = examine(profile, args.method, args.overrides)
+    return 0 if (report_json if args.json else report)(findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

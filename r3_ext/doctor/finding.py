@@ -1,0 +1,34 @@
+"""What a check of the doctor says, and what all checks ask of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+INSTALL = "run examples/install.sh"
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: str
+    """`ok`, `warn` or `fail`."""
+    check: str
+    found: str
+    advice: str = ""
+    """What to do; empty for `ok`."""
+
+
+def is_cpu(config: DictConfig) -> bool:
+    return config.trainer.device == "cpu"
+
+
+def is_r3(config: DictConfig) -> bool:
+    return config.trainer.v1.trainer_mode == "r3"
+
+
+def not_set(check: str, key: str) -> Finding:
+    return Finding(WARN, check, f"{key} is not set", f"set {key}=...; `r3 run` fills it in")

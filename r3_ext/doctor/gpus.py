@@ -1,0 +1,80 @@
+"""What nvidia-smi reports, against what the profile wants."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
+from r3_ext.doctor.model_files import model_architecture
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+CUDA_13_DRIVER = 580
+"""First NVIDIA driver series for CUDA 13, which the pinned torch and vLLM are built for."""
+
+
+@dataclass(frozen=True)
+class GPU:
+    name: str
+    total: float
+    """GiB, 0 where it is not reported."""
+    used: float
+    """GiB"""
+    driver: str
+
+
+def list_gpus() -> list[GPU]:
+    """The GPUs that nvidia-smi reports and CUDA_VISIBLE_DEVICES leaves; none where there is no nvidia-smi."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi") is None or visible == "":
+        return []
+    query = "--query-gpu=name,memory.total,memory.used,driver_version"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        return []
+    rows = [line.split(", ") for line in result.stdout.splitlines()]
+    # A GPU that shares the main memory reports [N/A].
+    sizes = [[int(text) / 1024 if text.isdecimal() else 0.0 for text in row[1:3]] for row in rows]
+    return [GPU(row[0], total, used, row[3]) for row, (total, used) in zip(rows, sizes, strict=True)]
+
+
+def check_gpus(config: DictConfig) -> list[Finding]:
+    if is_cpu(config):
+        return []
+    gpus, wanted = list_gpus(), config.trainer.n_gpus_per_node
+    if len(gpus) < wanted:
+        advice = "choose another profile, trainer.n_gpus_per_node=N, or the profile embedded without a GPU"
+        return [Finding(FAIL, "GPUs", f"{len(gpus)} found, trainer.n_gpus_per_node={wanted}", advice)]
+    findings = [Finding(OK, "GPUs", f"{len(gpus)} x {gpus[0].name}, {gpus[0].total:.0f} GiB, driver {gpus[0].driver}")]
+    if int(gpus[0].driver.split(".")[0]) < CUDA_13_DRIVER:
+        advice = f"the pinned torch is built for CUDA 13: update the driver to {CUDA_13_DRIVER} or later"
+        findings.append(Finding(FAIL, "GPUs", f"driver {gpus[0].driver}", advice))
+    busy = [index for index, gpu in enumerate(gpus[:wanted]) if gpu.used > 1]
+    if busy:
+        found = f"memory in use on GPU {', '.join(map(str, busy))}"
+        findings.append(Finding(WARN, "GPUs", found, "see nvidia-smi; set CUDA_VISIBLE_DEVICES to free ones"))
+    return findings + gpu_memory(config, min(gpu.total for gpu in gpus))
+
+
+def gpu_memory(config: DictConfig, memory: float) -> list[Finding]:
+    """The computed need of `r3_ext.sizing` against the smallest GPU."""
+    from r3_ext import sizing
+
+    architecture = model_architecture(config)
+    if architecture is None or memory == 0:
+        return []
+    plan = sizing.plan(config, architecture, memory)
+    found = f"computed need {plan.update:.0f} GiB to update, {plan.rollout:.0f} to roll out, of {memory:.0f}"
+    if plan.fits:
+        return [Finding(OK, "GPU memory", found)]
+    advice = (
+        "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or rollout.gpu_memory_utilization, or choose a "
+        "smaller profile (python -m r3_ext.sizing)"
+    )
+    return [Finding(WARN, "GPU memory", found, advice)]

