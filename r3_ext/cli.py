@@ -10,7 +10,7 @@ COMMANDS = {
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),
-    "history": ("r3_ext.history", "look into a run's sample buffer, export it, seed a new one, make it smaller"),
+    "history": ("r3_ext.history.command", "look into a sample buffer, export it, seed a new one, make it smaller"),
 }
 
 

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from r3_ext.history import QUERIES, main
+from r3_ext.history.command import main
+from r3_ext.history.query import QUERIES
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample, tokenizer_fingerprint
 from recipe.r3.history_codec import checksum_of
 
@@ -316,7 +317,7 @@ def test_an_export_writes_many_row_groups_in_order(tmp_path, monkeypatch):
     large(path)
     main(["export", str(path), str(out)])
     whole = pq.read_table(out)
-    monkeypatch.setattr("r3_ext.history.ROW_GROUP_TOKENS", 10)
+    monkeypatch.setattr("r3_ext.history.parquet.ROW_GROUP_TOKENS", 10)
     main(["export", str(path), str(out)])
     assert pq.ParquetFile(out).num_row_groups > 5 and pq.read_table(out).equals(whole)
 
