@@ -40,12 +40,19 @@ ARMS = {
     "no_ccr": Arm("R^3 without CCR", "r3", _only("isr", "serr")),
     "no_isr": Arm("R^3 without ISR", "r3", _only("ccr", "serr")),
     "no_serr": Arm("R^3 without SERR", "r3", _only("ccr", "isr")),
+    "k_4": Arm("R^3, k = 4", "r3", ("algorithm.r3.replay.k=4",)),
+    "alpha_2": Arm("R^3, alpha = 2", "r3", ("algorithm.r3.replay.alpha=2",)),
+    "tau_0.5": Arm("R^3, tau = 0.5", "r3", ("algorithm.r3.reflection.threshold=0.5",)),
+    "own_prompt": Arm(
+        "R^3, answers replayed under their own prompt only", "r3", ("algorithm.r3.replay.reflected_to_plain=False",)
+    ),
 }
 DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_random")
 FIGURES = {
     "methods": ("R^3, GRPO and DAPO at equal generated tokens", ("grpo", "dapo", "r3")),
     "mechanisms": ("GRPO plus one mechanism", ("grpo", "ccr", "r3", "isr", "serr", "ccr_random")),
     "removals": ("R^3 minus one part", ("no_ccr", "no_isr", "r3", "no_serr", "r3_no_bonus")),
+    "settings": ("R^3 with other settings", ("k_4", "alpha_2", "r3", "tau_0.5", "own_prompt")),
 }
 """File name, title and arms of the figures of a study; an arm's place is its colour, R^3 has the third."""
 EMBEDDED = (

@@ -75,7 +75,13 @@ def update(out: Path, cells: dict[tuple[str, int], Path], order: tuple[str, ...]
 
 
 def _sorted(cells: dict[str, dict], order: tuple[str, ...]) -> list[tuple]:
-    return [(arm, seed, cells[arm][seed]) for arm in order if arm in cells for seed in sorted(cells[arm])]
+    """(arm, seed, value); arms that are not in `order`, of another version, come last and are kept."""
+    known = [arm for arm in order if arm in cells]
+    return [
+        (arm, seed, cells[arm][seed])
+        for arm in [*known, *(arm for arm in cells if arm not in order)]
+        for seed in sorted(cells[arm])
+    ]
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -94,10 +94,24 @@ def test_arms_are_compared_seed_by_seed_and_by_the_tokens_to_the_baselines_accur
     assert "speedup" not in alone and alone["difference"].keys() == {"r3"}, "nothing is made up without a baseline"
 
 
+def r3_settings(overrides):
+    """algorithm.r3 in a cell of the embedded profile with these overrides."""
+    config = launch.compose_config(["+profile=embedded", "+method=r3", *arms.EMBEDDED, *overrides])
+    return OmegaConf.to_container(config, resolve=True)["algorithm"]["r3"]
+
+
+@pytest.mark.parametrize("name", [name for name in arms.FIGURES["settings"][1] if name != "r3"])
+def test_a_setting_is_tried_alone(name):
+    full, tried = r3_settings(()), r3_settings(arms.ARMS[name].overrides)
+    changed = [
+        (part, key) for part in arms.MECHANISMS.values() for key in full[part] if full[part][key] != tried[part][key]
+    ]
+    assert len(changed) == 1
+
+
 def test_arms_differ_from_the_full_method_in_their_mechanism_alone():
     def flat(overrides):
-        config = launch.compose_config(["+profile=embedded", "+method=r3", *overrides])
-        r3 = OmegaConf.to_container(config, resolve=True)["algorithm"]["r3"]
+        r3 = r3_settings(overrides)
         return {**{name: r3[name]["enable"] for name in arms.MECHANISMS.values()}, **r3["replay"]}
 
     full = flat(arms.ARMS["r3"].overrides)
@@ -171,10 +185,12 @@ def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_pa
     assert [(tmp_path / name).read_text() for name in ("curves.csv", "ledger.csv", "results.json")] == record
 
 
-def test_a_record_without_a_ledger_is_summarised_as_well(tmp_path, capsys):
+def test_a_record_of_another_version_is_summarised_as_well(tmp_path, capsys):
     (tmp_path / "study.json").write_text(json.dumps({"tokens": 100, "profile": "embedded", "overrides": []}))
-    (tmp_path / "curves.csv").write_text("arm,seed,generated_tokens,accuracy\ngrpo,0,0,0.2\ngrpo,0,100,0.4\n")
+    record = "arm,seed,generated_tokens,accuracy\ngrpo,0,0,0.2\ngrpo,0,100,0.4\nof_another_version,0,0,0.2\n"
+    (tmp_path / "curves.csv").write_text(record)
     assert command.main(["--summarise", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "curves.csv").read_text() == record, "nothing is lost"
     assert "ledger" not in json.loads((tmp_path / "results.json").read_text())["arms"]["grpo"]
     assert ["grpo", "1", "0.40", "0.30", "+0.00", "1.00"] in [
         line.split() for line in capsys.readouterr().out.splitlines()
