@@ -58,8 +58,11 @@ def section_png(section: Section, path: Path) -> None:
     columns = min(PNG_COLUMNS, len(section.panels))
     rows = -(-len(section.panels) // columns)
     width = max(2, columns)
+    longest = max((len(key.label) for key in section.legend), default=0)
+    legend_columns = max(1, min(2 * width, 55 * width // (longest + 7)))
+    legend = 0.25 + 0.2 * -(-len(section.legend) // legend_columns)
     with matplotlib.rc_context(STYLE):
-        height = 2.9 * rows + 1.5
+        height = 2.9 * rows + 1.05 + legend
         figure = Figure(figsize=(3.9 * width, height), facecolor=COLORS["page"])
         grid = figure.subplots(rows, columns, squeeze=False)
         caption = textwrap.fill(section.caption, 55 * width)
@@ -78,9 +81,9 @@ def section_png(section: Section, path: Path) -> None:
             for key in section.legend
         ]
         if handles:
-            place = {"loc": "lower left", "bbox_to_anchor": (0.012, 0), "ncols": 2 * width}
+            place = {"loc": "lower left", "bbox_to_anchor": (0.012, 0), "ncols": legend_columns}
             figure.legend(handles=handles, **place, frameon=False, fontsize=9)
-        figure.tight_layout(rect=(0, 0.45 / height, 1, 1 - 0.85 / height))
+        figure.tight_layout(rect=(0, legend / height, 1, 1 - 0.85 / height))
         figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
 
 

@@ -33,7 +33,7 @@ ARMS = {
     "r3": Arm("R^3, all three", "r3"),
     "r3_no_bonus": Arm("R^3 without the length bonus", "r3", ("reward.reward_kwargs.length_bonus=False",)),
     "ccr_random": Arm(
-        "control: CCR with samples of random other problems",
+        "control: +CCR from random other problems",
         "r3",
         (*_only("ccr"), "algorithm.r3.replay.other_queries=True"),
     ),
@@ -44,7 +44,7 @@ ARMS = {
     "alpha_2": Arm("R^3, alpha = 2", "r3", ("algorithm.r3.replay.alpha=2",)),
     "tau_0.5": Arm("R^3, tau = 0.5", "r3", ("algorithm.r3.reflection.threshold=0.5",)),
     "own_prompt": Arm(
-        "R^3, answers replayed under their own prompt only", "r3", ("algorithm.r3.replay.reflected_to_plain=False",)
+        "R^3, replay under the same prompt only", "r3", ("algorithm.r3.replay.reflected_to_plain=False",)
     ),
 }
 DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_random")
