@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from r3_ext.launch import EXAMPLE_CONFIG, compose_config
+from r3_ext.units import GIB
 
-GIB = 2**30
 USABLE_GIB = {80: 79.0, 40: 39.0, 24: 22.5}
 """Memory that nvidia-smi shows for cards sold with so many GB, rounded down (24: L4 and A10, the smallest)."""
 OVERHEAD_GIB = 3.0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from r3_ext.history.parquet import IMPORTED, checked, is_parquet, open_parquet
 from r3_ext.history.shared import existing, meta_of, read_samples, require_same_tokenizer, snapshot, track_samples
+from r3_ext.units import GIB
 from recipe.r3.history import PLAIN, REFLECTION, History
 from recipe.r3.history_file import HistoryError, check_content, explained
 
@@ -76,7 +77,7 @@ def bounds(args: argparse.Namespace) -> tuple[int, int]:
         from recipe.r3.r3_config import HistoryConfig  # imports verl, which is slow
 
         per_outcome, gib = per_outcome or HistoryConfig.max_per_outcome, gib or HistoryConfig.max_gib
-    return per_outcome, int(gib * 2**30)
+    return per_outcome, int(gib * GIB)
 
 
 @contextmanager

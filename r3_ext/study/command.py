@@ -59,7 +59,11 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
     profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED_PROFILE)
-    if error := check_plan(args.out, plan_of(args, profile), args.summarise):
+    if args.summarise:
+        error = None if (args.out / PLAN).exists() else f"{args.out} holds no study; --out names its folder"
+    else:
+        error = check_plan(args.out, plan_of(args, profile))
+    if error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 2
     failed = [] if args.summarise else train(args, profile, console)
@@ -80,11 +84,9 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
     return plan
 
 
-def check_plan(out: Path, plan: dict, read_only: bool) -> str | None:
+def check_plan(out: Path, plan: dict) -> str | None:
     """Write the plan of a new study; the sentence that says why this one cannot go on in `out`, or None."""
     file = out / PLAN
-    if read_only:
-        return None if file.exists() else f"{out} holds no study; --out names its folder"
     if file.exists():
         known = json.loads(file.read_text())
         changed = [key for key in {**known, **plan} if known.get(key) != plan.get(key)]

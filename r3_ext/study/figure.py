@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from r3_ext.report import draw
-from r3_ext.report.bands import Band, interval
+from r3_ext.report.bands import seed_band
 from r3_ext.report.figures import X_LABEL, Curve, Key, Panel, Section, color_of
 from r3_ext.study import arms
 from r3_ext.study.outcome import on_grid
@@ -19,22 +19,19 @@ def section(name: str, curves: Curves, budget: float) -> Section | None:
     lines = []
     for index, arm in enumerate(compared):
         grid, y_SN = on_grid(list(curves.get(arm, {}).values()), budget)
-        if len(y_SN):
+        band = seed_band([(grid, y_N) for y_N in y_SN], smoothed=False)
+        if band is not None:
             label = f"{arms.ARMS[arm].title} ({len(y_SN)})"
-            band = Band(grid, *interval(y_SN)) if len(y_SN) > 1 else Band(grid, y_SN[0])
             lines.append(Curve(label, color_of(index), band))
             found.legend.append(Key("line", color_of(index), label))
     found.panels.append(Panel("", "share solved", X_LABEL["tokens"], tuple(lines), floor=False))
     return found if len(lines) > 1 else None
 
 
-def write(out: Path, curves: Curves, budget: float) -> list[Path]:
-    """Draw what there is to compare as PNGs in `out`; returns their paths."""
-    drawn = []
+def write(out: Path, curves: Curves, budget: float) -> None:
+    """Draw what there is to compare as PNGs in `out`."""
     for name in arms.FIGURES:
         path = out / f"{name}.png"
         path.unlink(missing_ok=True)
         if (found := section(name, curves, budget)) is not None:
             draw.section_png(found, path)
-            drawn.append(path)
-    return drawn

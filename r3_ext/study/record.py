@@ -43,10 +43,8 @@ def read_ledger(out: Path) -> Ledger:
     return found
 
 
-def ledger_of(folder: Path) -> dict[str, int]:
-    """A complete cell's row of the ledger, from its summary.json and metrics.jsonl."""
-    summary = json.loads((folder / "summary.json").read_text())
-    rows = read_metrics(folder / "metrics.jsonl")
+def ledger_of(summary: dict, rows: list[dict]) -> dict[str, int]:
+    """A complete cell's row of the ledger, from its summary.json and the rows of its metrics.jsonl."""
     return {
         "steps": summary["steps"],
         "generated_tokens": summary["generated_tokens"],
@@ -62,8 +60,9 @@ def update(out: Path, cells: dict[tuple[str, int], Path], order: tuple[str, ...]
     """Write the record anew with these complete cells (arm and seed: folder) added, arms in this order."""
     curves, ledger = read_curves(out), read_ledger(out)
     for (arm, seed), folder in cells.items():
-        curves.setdefault(arm, {})[seed] = curve_of(read_metrics(folder / "metrics.jsonl"))
-        ledger.setdefault(arm, {})[seed] = ledger_of(folder)
+        rows = read_metrics(folder / "metrics.jsonl")
+        curves.setdefault(arm, {})[seed] = curve_of(rows)
+        ledger.setdefault(arm, {})[seed] = ledger_of(json.loads((folder / "summary.json").read_text()), rows)
     points = [
         (arm, seed, int(tokens), round(float(accuracy), 4))
         for arm, seed, curve in _sorted(curves, order)

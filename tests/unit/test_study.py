@@ -1,5 +1,6 @@
 """`r3 study`: figures at equal tokens by hand, arms that differ where they mean to, cells that are complete or not."""
 
+import functools
 import json
 import math
 import shutil
@@ -94,6 +95,7 @@ def test_arms_are_compared_seed_by_seed_and_by_the_tokens_to_the_baselines_accur
     assert "speedup" not in alone and alone["difference"].keys() == {"r3"}, "nothing is made up without a baseline"
 
 
+@functools.cache
 def r3_settings(overrides):
     """algorithm.r3 in a cell of the embedded profile with these overrides."""
     config = launch.compose_config(["+profile=embedded", "+method=r3", *arms.EMBEDDED, *overrides])
@@ -248,19 +250,19 @@ def test_dapo_is_validated_after_every_step_of_the_embedded_profile_only():
 
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
     plan = command.plan_of(command.parse(["--tokens", "10"]), "embedded")
-    assert command.check_plan(tmp_path, plan, read_only=False) is None
-    assert command.check_plan(tmp_path, plan, read_only=False) is None
-    error = command.check_plan(tmp_path, {**plan, "tokens": 20}, read_only=False)
+    assert command.check_plan(tmp_path, plan) is None
+    assert command.check_plan(tmp_path, plan) is None
+    error = command.check_plan(tmp_path, {**plan, "tokens": 20})
     assert error == f"{tmp_path} holds a study of other cells, tokens 10, here 20; take another --out"
 
 
 @pytest.mark.parametrize("changed", [(arms, "EMBEDDED", ()), (warm_start, "VERSION", 0)])
 def test_cells_with_other_settings_or_another_tiny_model_do_not_join_a_study(tmp_path, monkeypatch, changed):
     args = command.parse([])
-    assert command.check_plan(tmp_path, command.plan_of(args, "embedded"), read_only=False) is None
+    assert command.check_plan(tmp_path, command.plan_of(args, "embedded")) is None
     on_gpus = command.plan_of(args, "gpu_8x80gb")
     monkeypatch.setattr(*changed)
-    assert "take another --out" in command.check_plan(tmp_path, command.plan_of(args, "embedded"), read_only=False)
+    assert "take another --out" in command.check_plan(tmp_path, command.plan_of(args, "embedded"))
     assert command.plan_of(args, "gpu_8x80gb") == on_gpus
 
 
