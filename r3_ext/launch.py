@@ -49,6 +49,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="prepared data and the tiny model")
     parser.add_argument("--warm-start-steps", type=int, default=400, help="training of the tiny model")
+    parser.add_argument("--rambling", action="store_true", help="a tiny model that often runs into the response limit")
     parser.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
     parser.add_argument("--no-report", action="store_true", help="leave report.html out")
     parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases as well")
@@ -64,20 +65,30 @@ def gpu_count() -> int:
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
-def model_and_data(profile: str, cache: Path, warm_start_steps: int, say) -> list[str]:
-    """Overrides that name the model and the parquet files: prepared here unless given as DATA, VAL_DATA and MODEL."""
+def model_and_data(profile: str, cache: Path, tiny_model: dict, say) -> list[str]:
+    """Overrides that name the model and the parquet files: prepared here unless given as DATA, VAL_DATA and MODEL.
+
+    tiny_model: settings of the embedded profile's model, fields of `warm_start.Settings`.
+    """
     data, val, model = (os.environ.get(name) for name in ("DATA", "VAL_DATA", "MODEL"))
     if profile == EMBEDDED:
         from r3_ext.cpu import warm_start
 
         say("tiny model and data: built once, then taken from the cache")
-        prepared = warm_start.prepare(cache, data=data, steps=warm_start_steps)
+        prepared = warm_start.prepare(cache, data=data, **tiny_model)
         model, data, val = prepared.model, prepared.train, prepared.val
     else:
         data, val = prepare_deepscaler(cache, data, val, say)
     chosen = {"data.train_files": data, "data.val_files": val}
     overrides = [f"{key}={Path(path).resolve()}" for key, path in chosen.items()]
     return overrides + ([f"actor_rollout_ref.model.path={model}"] if model else [])
+
+
+def no_rambling(profile: str) -> str | None:
+    """Why --rambling has no meaning here, or None."""
+    if profile == EMBEDDED and not os.environ.get("DATA"):
+        return None
+    return "--rambling concerns the problems that the embedded profile generates; leave it out, or unset DATA"
 
 
 def prepare_deepscaler(cache: Path, data: str | None, val: str | None, say) -> tuple[str, str]:
@@ -213,6 +224,9 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
     profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED)
+    if args.rambling and (error := no_rambling(profile)):
+        console.print(f"error: {error}", highlight=False, soft_wrap=True)
+        return 2
     if profile == EMBEDDED:
         os.environ["VERL_PLATFORM"] = "cpu"
     experiment = args.experiment or f"{args.method}_{profile}"
@@ -225,7 +239,8 @@ def main(argv: list[str]) -> int:
     say(f"method {args.method}, profile {profile}, run folder {os.path.relpath(folder)}")
     overrides = [f"+profile={profile}", f"+method={args.method}"]
     overrides += run_overrides(folder, args.method, experiment, args.wandb)
-    overrides += model_and_data(profile, args.cache, args.warm_start_steps, say) + args.overrides
+    tiny_model = {"steps": args.warm_start_steps, "rambling": args.rambling}
+    overrides += model_and_data(profile, args.cache, tiny_model, say) + args.overrides
     config = compose_config([o for o in overrides if not o.startswith("hydra")])
 
     from r3_ext.doctor import command as doctor

@@ -32,8 +32,9 @@ SHARES = (0.7, 0.05, 0.25)
 """Shares of the three kinds among the facts. Few are shaky: then most groups are all right or all wrong, and that is
 where the methods of a study differ."""
 P_RAMBLE = {level: 0.01 if level <= 3 else 0.05 * (level - 3) for level in range(1, LEVELS + 1)}
-"""Probability of a step to be the start of a ramble, by difficulty: hard groups need truncated members for the ranking
-reward."""
+"""Probability of a step to be the start of a ramble, by difficulty."""
+P_RAMBLE_OFTEN = {level: 0.01 if level <= 2 else 0.125 * min(level - 2, 2) for level in range(1, LEVELS + 1)}
+"""The same where hard groups are to hold several truncated members, for the ranking reward."""
 RAMBLE = (
     "Wait.|Hmm.|Let me think again.|Maybe not.|Is that so?|Let me check.|That is not clear.|Try another way.|"
     "Start over.|I am not sure.|What if I am wrong?|Go back.|Once more.|No.|It could be more.|It could be less.|"
@@ -87,7 +88,8 @@ class Task:
 class Beliefs:
     """For each fact, how often it is told right and which wrong digit is told instead."""
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int = 0, rambling: bool = False):
+        self.p_ramble = P_RAMBLE_OFTEN if rambling else P_RAMBLE
         rng = random.Random(f"{NAME}/beliefs/{seed}")
         facts = [(value, operator, operand) for operator, operand in STEPS for value in range(10)]
         kinds = rng.choices((P_KNOWN, P_SHAKY, P_MISTAKEN), weights=SHARES, k=len(facts))
@@ -98,7 +100,7 @@ class Beliefs:
         """An answer of somebody with these beliefs; `boost` in [0, 1] of every chance to fail is taken away."""
 
         def tell(value: int, operator: str, operand: int) -> int | str:
-            if rng.random() < P_RAMBLE[task.difficulty] * (1 - boost):
+            if rng.random() < self.p_ramble[task.difficulty] * (1 - boost):
                 return ramble(rng)
             fact = value, operator, operand
             is_right = rng.random() < self.p_right[fact] + boost * (1 - self.p_right[fact])

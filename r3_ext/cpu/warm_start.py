@@ -57,6 +57,8 @@ class Settings:
     """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
     reflection_share: float = 0.3
     """Enough for the model to learn that it does better under reflection."""
+    rambling: bool = False
+    """Ramble on past the response limit often instead of now and then, for the ranking reward."""
     max_problem_chars: int = 160
     max_answer_chars: int = 8
 
@@ -82,7 +84,7 @@ class Course:
 
 def arithmetic_course(settings: Settings) -> Course:
     train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.seed)
-    beliefs, held_out = tasks.Beliefs(settings.seed), {task.problem for task in val}
+    beliefs, held_out = tasks.Beliefs(settings.seed, settings.rambling), {task.problem for task in val}
 
     def draw(rng: random.Random) -> Lesson:
         while (task := tasks.draw_task(rng, rng.randint(1, tasks.LEVELS))).problem in held_out:
@@ -170,6 +172,8 @@ def prepare(cache_dir: str | Path, data: str | Path | None = None, **settings) -
     `settings` are fields of `Settings`. A folder appears under its final name only when it is complete.
     """
     chosen = Settings(**settings)
+    if data and chosen.rambling:
+        raise ValueError(f"rambling must be False with a data file, as it concerns the generated problems, got {data}")
     rows, origin = problem_data.read_rows(str(data)) if data else (None, {})
     template = reflection_template()
     content = origin.get("files", origin.get("rows_sha256"))

@@ -43,6 +43,7 @@ ARMS = {
     "k_4": Arm("R^3, k = 4", "r3", ("algorithm.r3.replay.k=4",)),
     "alpha_2": Arm("R^3, alpha = 2", "r3", ("algorithm.r3.replay.alpha=2",)),
     "tau_0.5": Arm("R^3, tau = 0.5", "r3", ("algorithm.r3.reflection.threshold=0.5",)),
+    "p_0.05": Arm("R^3, p = 0.05", "r3", ("algorithm.r3.ranking.top_ratio=0.05",)),
     "own_prompt": Arm(
         "R^3, replay under the same prompt only", "r3", ("algorithm.r3.replay.reflected_to_plain=False",)
     ),

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
-from r3_ext.launch import ROOT, gpu_count
+from r3_ext.launch import ROOT, gpu_count, no_rambling
 from r3_ext.study import arms, figure, record
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
 from r3_ext.summary import read_metrics
@@ -43,6 +43,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--tokens", type=int, default=60_000, help="budget of generated tokens of a cell")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"))
+    parser.add_argument("--rambling", action="store_true", help="a tiny model that often runs into the response limit")
     parser.add_argument("--out", type=Path, default=Path("outputs/study"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time; more than one needs a shared Ray cluster")
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
     if args.summarise:
         error = None if (args.out / PLAN).exists() else f"{args.out} holds no study; --out names its folder"
     else:
-        error = check_plan(args.out, plan_of(args, profile))
+        error = (args.rambling and no_rambling(profile)) or check_plan(args.out, plan_of(args, profile))
     if error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 2
@@ -81,6 +82,8 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
         from r3_ext.cpu import warm_start  # imports torch, which is slow
 
         plan |= {"settings": list(arms.EMBEDDED), "warm_start": warm_start.VERSION}
+    if args.rambling:
+        plan["rambling"] = True
     return plan
 
 
@@ -129,6 +132,7 @@ def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) ->
         *(sys.executable, "-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
         *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
         *("--until-tokens", str(args.tokens), "--no-report"),
+        *(["--rambling"] if args.rambling else ()),
         *((*arms.EMBEDDED, *chosen.embedded) if profile == EMBEDDED_PROFILE else ()),
         # data.seed follows it; the engine's seed is its own.
         *(f"algorithm.r3.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"),

@@ -266,6 +266,23 @@ def test_cells_with_other_settings_or_another_tiny_model_do_not_join_a_study(tmp
     assert command.plan_of(args, "gpu_8x80gb") == on_gpus
 
 
+def test_a_study_of_the_rambling_model_is_another_study_and_says_so_to_its_cells():
+    steady, rambling = command.parse([]), command.parse(["--rambling"])
+    assert command.plan_of(rambling, "embedded") == command.plan_of(steady, "embedded") | {"rambling": True}
+    assert "--rambling" in command.cell_command(rambling, "embedded", "r3", 0)
+    assert "--rambling" not in command.cell_command(steady, "embedded", "r3", 0)
+
+
+@pytest.mark.parametrize("profile,data", [("gpu_8x80gb", None), ("embedded", "train.parquet")])
+def test_the_rambling_model_is_refused_where_nothing_is_generated(profile, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("DATA", raising=False)
+    if data:
+        monkeypatch.setenv("DATA", data)
+    for main, folder in ((launch.main, "--outputs"), (command.main, "--out")):
+        assert main(["--rambling", "--profile", profile, folder, str(tmp_path)]) == 2
+        assert "error: --rambling concerns the problems" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
 def test_a_run_ends_at_the_first_validation_behind_its_budget(tmp_path):
     class Display:
         def row(self, row):

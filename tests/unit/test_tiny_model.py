@@ -65,6 +65,19 @@ def test_attempts_are_as_right_as_the_beliefs_and_a_full_boost_is_always_right()
         assert beliefs.attempt(task, rng, 1.0) == task.solution()
 
 
+def test_rambling_beliefs_run_on_in_most_answers_to_hard_problems_and_few_to_easy_ones():
+    def rambled(rambling: bool, level: int) -> float:
+        rng, beliefs = Random(0), tasks.Beliefs(rambling=rambling)
+        told = [beliefs.attempt(tasks.draw_task(rng, level), rng, 0.0) for _ in range(500)]
+        return sum("boxed" not in text for text in told) / len(told)
+
+    assert rambled(True, 6) == pytest.approx(1 - 0.75**6, abs=0.06)
+    assert rambled(False, 6) == pytest.approx(1 - 0.85**6, abs=0.06)
+    assert rambled(True, 1) < 0.05
+    steady, rambling = tasks.Beliefs(), tasks.Beliefs(rambling=True)
+    assert (steady.p_right, steady.mistake) == (rambling.p_right, rambling.mistake), "the same facts are known"
+
+
 def test_problems_are_seeded_different_and_graded():
     train, val = tasks.split_tasks(100, 20, seed=3)
     texts = [task.problem for task in (*train, *val)]
@@ -90,6 +103,11 @@ def test_the_tokenizer_takes_any_text_and_has_a_chat_template(prepared):
     chat = [{"role": "user", "content": "1+1?"}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert "1+1?" in prompt and tokenizer.eos_token_id is not None and tokenizer.pad_token_id is not None
+
+
+def test_a_rambling_model_is_refused_for_problems_from_a_file(tmp_path):
+    with pytest.raises(ValueError, match="rambling must be False with a data file.*train.parquet"):
+        warm_start.prepare(tmp_path, "train.parquet", rambling=True)
 
 
 def test_the_result_is_cached_by_content(prepared):
