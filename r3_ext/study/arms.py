@@ -53,7 +53,7 @@ FIGURES = {
     "methods": ("R^3, GRPO and DAPO at equal generated tokens", ("grpo", "dapo", "r3")),
     "mechanisms": ("GRPO plus one mechanism", ("grpo", "ccr", "r3", "isr", "serr", "ccr_random")),
     "removals": ("R^3 minus one part", ("no_ccr", "no_isr", "r3", "no_serr", "r3_no_bonus")),
-    "settings": ("R^3 with other settings", ("k_4", "alpha_2", "r3", "tau_0.5", "own_prompt")),
+    "settings": ("R^3 with other settings", ("k_4", "alpha_2", "r3", "tau_0.5", "own_prompt", "p_0.05")),
 }
 """File name, title and arms of the figures of a study; an arm's place is its colour, R^3 has the third."""
 EMBEDDED = (
