@@ -134,16 +134,16 @@ def _titles() -> dict[int, str]:
 
     A worker that starts a program is there twice until its fork becomes that program: the end of the fork is no death.
     """
-    titles, parents = {}, {}
+    living = {}
     for process in psutil.Process().children(recursive=True):
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
                 title = " ".join(process.cmdline()).strip()
-                titles[process.pid] = title if not title.startswith("/") else process.name()
-                parents[process.pid] = process.ppid()
+                # At once: the process may end between any two of these questions.
+                living[process.pid] = title if not title.startswith("/") else process.name(), process.ppid()
         except psutil.NoSuchProcess:
             continue
-    return {pid: title for pid, title in titles.items() if titles.get(parents[pid]) != title}
+    return {pid: title for pid, (title, parent) in living.items() if living.get(parent, (None,))[0] != title}
 
 
 def end_descendants(child: subprocess.Popen, patience_s: float = 10.0) -> None:

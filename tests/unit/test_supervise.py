@@ -115,3 +115,20 @@ def test_a_second_local_run_is_refused(tmp_path, monkeypatch):
                 pass
     with supervise.only_local_run():
         pass
+
+
+@pytest.mark.parametrize("question", ["status", "cmdline", "ppid"])
+def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(question, monkeypatch):
+    asked = getattr(psutil.Process, question)
+
+    def ended(process):
+        if process.pid == ends.pid:
+            raise psutil.NoSuchProcess(process.pid)
+        return asked(process)
+
+    with subprocess.Popen(["sleep", "60"]) as ends, subprocess.Popen(["sleep", "60"]) as stays:
+        monkeypatch.setattr(psutil.Process, question, ended)
+        seen = supervise._titles()
+        ends.kill()
+        stays.kill()
+    assert ends.pid not in seen and stays.pid in seen
