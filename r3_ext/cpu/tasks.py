@@ -31,8 +31,9 @@ P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.002
 SHARES = (0.7, 0.05, 0.25)
 """Shares of the three kinds among the facts. Few are shaky: then most groups are all right or all wrong, and that is
 where the methods of a study differ."""
-P_RAMBLE = {level: 0.01 if level <= 3 else 0.05 * (level - 3) for level in range(1, LEVELS + 1)}
-"""Probability of a step to be the start of a ramble, by difficulty."""
+P_RAMBLE = {1: 0.01, 2: 0.01, 3: 0.01, 4: 0.05, 5: 0.2, 6: 0.25}
+"""Probability of a step to be the start of a ramble, by difficulty. At five and six steps most answers ramble: whole
+groups are cut off, and the ranking reward has work to do."""
 P_RAMBLE_OFTEN = {level: 0.01 if level <= 2 else 0.125 * min(level - 2, 2) for level in range(1, LEVELS + 1)}
 """The same where hard groups are to hold several truncated members, for the ranking reward."""
 RAMBLE = (
@@ -96,11 +97,11 @@ class Beliefs:
         self.p_right = dict(zip(facts, kinds, strict=True))
         self.mistake = {fact: (apply(fact[1], fact[0], fact[2]) + rng.choice((1, 2))) % 10 for fact in facts}
 
-    def attempt(self, task: Task, rng: random.Random, boost: float) -> str:
+    def attempt(self, task: Task, rng: random.Random, boost: float, rambles: bool = True) -> str:
         """An answer of somebody with these beliefs; `boost` in [0, 1] of every chance to fail is taken away."""
 
         def tell(value: int, operator: str, operand: int) -> int | str:
-            if rng.random() < self.p_ramble[task.difficulty] * (1 - boost):
+            if rambles and rng.random() < self.p_ramble[task.difficulty] * (1 - boost):
                 return ramble(rng)
             fact = value, operator, operand
             is_right = rng.random() < self.p_right[fact] + boost * (1 - self.p_right[fact])
@@ -128,12 +129,12 @@ class Lesson:
     """A right or wrong answer, in the problem's own shares; the number is the share of failures taken away."""
 
 
-def lesson(task: Task, beliefs: Beliefs) -> Lesson:
+def lesson(task: Task, beliefs: Beliefs, rambles: bool = True) -> Lesson:
     return Lesson(
         task.problem,
         task.solution(),
         wrong=lambda rng: beliefs.slip(task, rng),
-        attempt=lambda rng, boost: beliefs.attempt(task, rng, boost),
+        attempt=lambda rng, boost: beliefs.attempt(task, rng, boost, rambles),
     )
 
 

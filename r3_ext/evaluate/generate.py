@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 
 from r3_ext import data
+from r3_ext.cpu import vllm_distribution
 from r3_ext.evaluate import EvaluationError, plan
 
 PR_SET_PDEATHSIG = 1
@@ -113,7 +114,7 @@ def run_rank(folder: Path, rank: int, ranks: int, engine_args: dict) -> None:
     if not wanted:
         return
     if os.environ.get("VERL_PLATFORM") == "cpu":
-        import r3_ext.cpu  # noqa: F401  presents the CPU build to vLLM, which must not have been imported yet
+        vllm_distribution.present()
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

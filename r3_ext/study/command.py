@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from r3_ext import supervise
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT, gpu_count, no_rambling
 from r3_ext.study import arms, figure, record
@@ -67,7 +69,10 @@ def main(argv: list[str]) -> int:
     if error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 2
-    failed = [] if args.summarise else train(args, profile, console)
+    failed = []
+    if not args.summarise:
+        with shared_interpreter(profile) as (python, env):
+            failed = train(args, profile, console, python, env)
     results = summarise(args.out, json.loads((args.out / PLAN).read_text()))
     show(results, console)
     for cell in failed:
@@ -100,7 +105,19 @@ def check_plan(out: Path, plan: dict) -> str | None:
     return None
 
 
-def train(args: argparse.Namespace, profile: str, console: Console) -> list[str]:
+@contextmanager
+def shared_interpreter(profile: str):
+    """The Python that starts the cells, and its environment; on the embedded profile one start imports for them all."""
+    if profile != EMBEDDED_PROFILE:
+        yield sys.executable, None
+        return
+    from r3_ext.cpu import forkserver
+
+    with supervise.scratch_folder() as folder, forkserver.serving(folder) as python:
+        yield str(python), forkserver.environment()
+
+
+def train(args: argparse.Namespace, profile: str, console: Console, python: str, env: dict | None) -> list[str]:
     """Run the cells that are not complete, seed by seed so that every arm has some early; returns those that failed."""
     recorded = record.read_curves(args.out)
     cells = [(arm, seed) for seed in args.seeds for arm in args.arms if seed not in recorded.get(arm, ())]
@@ -116,7 +133,8 @@ def train(args: argparse.Namespace, profile: str, console: Console) -> list[str]
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
                 with open(folder / "run.log", "ab") as log:
-                    code = subprocess.run(cell_command(args, profile, arm, seed), stdout=log, stderr=log).returncode
+                    command = [python, *cell_command(args, profile, arm, seed)]
+                    code = subprocess.run(command, env=env, stdout=log, stderr=log).returncode
                 if code or not is_complete(folder, args.tokens):
                     failed.append(f"{arm} seed {seed}")
             progress.console.print(describe(arm, seed, folder), highlight=False)
@@ -127,9 +145,10 @@ def train(args: argparse.Namespace, profile: str, console: Console) -> list[str]
 
 
 def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
+    """Arguments of Python."""
     chosen = arms.ARMS[arm]
     return [
-        *(sys.executable, "-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
+        *("-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
         *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
         *("--until-tokens", str(args.tokens), "--no-report"),
         *(["--rambling"] if args.rambling else ()),

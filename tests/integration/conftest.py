@@ -14,8 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from r3_ext import supervise
+from r3_ext.cpu import forkserver
+from r3_ext.launch import PY_EXECUTABLE
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
+WARM_START_STEPS = "140"
 # 16 prompts a step and 16 problems in all: every step is an epoch, so history exists from step 2 on.
 SMALL = [
     "data.train_max_samples=16",
@@ -69,28 +74,42 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def command(method: str, outputs: Path, name: str, cache: Path, *overrides: str) -> list[str]:
+def command(
+    method: str, outputs: Path, name: str, cache: Path, *overrides: str, python: str = sys.executable
+) -> list[str]:
     return [
-        *(sys.executable, "-m", "r3_ext.cli", "run", "--profile", "embedded", "--method", method),
+        *(python, "-m", "r3_ext.cli", "run", "--profile", "embedded", "--method", method),
         *("--outputs", str(outputs), "--experiment", "test", "--run", name),
-        *("--cache", str(cache), "--warm-start-steps", "250", "--no-report"),
+        *("--cache", str(cache), "--warm-start-steps", WARM_START_STEPS, "--no-report"),
         *SMALL,
         *overrides,
     ]
 
 
 @pytest.fixture(scope="session")
-def train(tmp_path_factory, cache):
-    """train(method, name, *overrides) runs `r3 run` on the embedded profile to its end."""
+def python():
+    """A Python that imports the libraries once for all runs, as `r3 study` uses it for its cells."""
+    with supervise.scratch_folder() as folder, forkserver.serving(folder) as executable:
+        yield str(executable)
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory, cache, python):
+    """train(method, name, *overrides) runs `r3 run` on the embedded profile to its end.
+
+    With `forks=False` every process of the run is a new interpreter.
+    """
     outputs = tmp_path_factory.mktemp("outputs")
 
-    def run(method: str, name: str, *overrides: str, ok: bool = True) -> Run:
+    def run(method: str, name: str, *overrides: str, ok: bool = True, forks: bool = True) -> Run:
+        if not forks:
+            overrides = (*overrides, f"+{PY_EXECUTABLE}={sys.executable}")
         done = subprocess.run(
-            command(method, outputs, name, cache, *overrides),
+            command(method, outputs, name, cache, *overrides, python=python if forks else sys.executable),
             capture_output=True,
             text=True,
             timeout=600,
-            env={**os.environ, "COLUMNS": "120"},
+            env={**(forkserver.environment() if forks else os.environ), "COLUMNS": "120"},
         )
         result = Run(outputs / "test" / name, done.returncode, done.stdout + done.stderr)
         assert not ok or result.code == 0, result.explain()

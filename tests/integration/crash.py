@@ -12,10 +12,12 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -25,12 +27,14 @@ from recipe.r3.history import decode
 
 from .conftest import Run, assert_equal_weights, command, skip_overrides
 
+EVERYTHING, CTRL_C = "everything", "Ctrl-C"
 VICTIMS = {
     "trainer": "ray::TaskRunner",
     "FSDP worker": "ray::WorkerDict",
     "vLLM server": "VLLM::EngineCore",
     "storage of the queue": "ray::SimpleStorageUnit",
-    "everything": "",
+    EVERYTHING: "",
+    CTRL_C: None,
 }
 MOMENTS = ("start-up", "rollout or training", "history write", "checkpoint")
 # Small bounds, so that samples are evicted, and reflection from the first failure on.
@@ -55,6 +59,8 @@ class Crash:
     rng: random.Random
     patience: float
     """Seconds for a run to end by itself after a worker was killed; then everything is killed."""
+    overdue: list[str] = field(default_factory=list)
+    """Victims after which it did not."""
 
     @property
     def folder(self) -> Path:
@@ -68,21 +74,41 @@ class Crash:
 
     def strike(self, victim: str, moment: str) -> str | None:
         """One start and one kill; what happened in a sentence, or None when the run ended before its moment came."""
+        before = traces()
         process = self.start()
         if not self._wait_for(process, moment):
             assert process.returncode == 0, (self.folder / "crash.log").read_text()[-3000:]
             return None
         step = self.last_step()
-        killed = kill(process, VICTIMS[victim])
+        family = psutil.Process(process.pid).children(recursive=True)
+        if victim == CTRL_C:
+            process.send_signal(signal.SIGINT)
+            told = CTRL_C
+        else:
+            killed = kill(process, VICTIMS[victim])
+            told = f"{killed} of {victim}"
+            if not killed:
+                kill(process, "")
+                raise AssertionError(f"no process is the {victim}")
         try:
             code = process.wait(timeout=self.patience)
         except subprocess.TimeoutExpired:
+            self.overdue.append(victim)
             kill(process, "")
             code = process.wait()
-        wait_for_silence()
         assert code != 0, "a killed run must not end as if all were well"
+        if victim != EVERYTHING:
+            self.assert_nothing_is_left(code, family, before)
+        wait_for_silence()
         check_history(self.folder / "history.sqlite")
-        return f"{killed} of {victim} during {moment} after step {step}"
+        return f"{told} during {moment} after step {step}"
+
+    def assert_nothing_is_left(self, code: int, family: list[psutil.Process], before: set[str]) -> None:
+        """Of a run that ended by itself: neither process nor file, and its summary says how it ended."""
+        assert json.loads((self.folder / "summary.json").read_text())["exit_code"] == code
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive
+        assert traces() - before == set()
 
     def finish(self) -> Run:
         process = self.start()
@@ -119,6 +145,11 @@ class Crash:
             return {path.name for path in (self.folder / "checkpoints").glob("global_step_*")}
         wal = self.folder / "history.sqlite-wal"
         return wal.stat().st_mtime_ns if wal.exists() else None
+
+
+def traces() -> set[str]:
+    """What a run puts outside its folder: shared memory and its sockets' folder."""
+    return {str(path) for path in (*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("r3-*"))}
 
 
 def ended(process: subprocess.Popen, seconds: float) -> bool:

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from .crash import Crash, assert_equal_runs, overrides_for, survive
+from .crash import CTRL_C, EVERYTHING, Crash, assert_equal_runs, overrides_for, survive
 
 pytestmark = pytest.mark.integration
-STEPS = 8
+STEPS = 10
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +24,18 @@ def r3_recording(train, tmp_path_factory):
     return folder
 
 
-def test_a_run_killed_three_times_equals_the_uninterrupted_one(whole, r3_recording, cache, tmp_path):
-    victim = Crash(tmp_path, "victim", cache, overrides_for(STEPS, r3_recording), random.Random(0), patience=150)
-    plan = [("trainer", "history write"), ("vLLM server", "rollout or training"), ("everything", "checkpoint")]
+def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one(whole, r3_recording, cache, tmp_path):
+    victim = Crash(tmp_path, "victim", cache, overrides_for(STEPS, r3_recording), random.Random(0), patience=120)
+    plan = [
+        ("trainer", "history write"),
+        ("vLLM server", "rollout or training"),
+        ("FSDP worker", "rollout or training"),
+        (CTRL_C, "rollout or training"),
+        (EVERYTHING, "checkpoint"),
+    ]
     told = survive(victim, plan, print)
     assert len(told) == len(plan), told
+    assert not victim.overdue, "two minutes are enough to end, whoever dies"
     assert_equal_runs(whole, victim.finish(), STEPS, kills=len(plan))
     # The recording holds what the claim is about.
     assert sum(row["replay/rows"] for row in whole.rows) > 0

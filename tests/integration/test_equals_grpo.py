@@ -19,8 +19,9 @@ SAME = (
 
 def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, recording):
     save = [f"trainer.save_freq={STEPS}", *skip_overrides(recording)]
-    # Verl's trainer as it comes, without the measurements that `r3 run --method grpo` adds.
-    grpo = train("grpo", "grpo", *save, "trainer.v1.trainer_mode=sync")
+    # Verl's trainer as it comes: without the measurements that `r3 run --method grpo` adds, and every process of it a
+    # new interpreter, while those of the other run are forks of one that serves the whole suite.
+    grpo = train("grpo", "grpo", *save, "trainer.v1.trainer_mode=sync", forks=False)
     off = train("r3", "off", *save, *OFF)
 
     assert len(grpo.rows) == len(off.rows) == STEPS

@@ -14,6 +14,8 @@ import pytest
 
 from r3_ext.evaluate import plan
 
+from .conftest import WARM_START_STEPS
+
 pytestmark = pytest.mark.integration
 LIMIT, N = 8, 8
 
@@ -25,7 +27,7 @@ def r3_eval(*arguments) -> list[str]:
 @pytest.fixture(scope="module")
 def warm_start(cache):
     """Folder of the tiny model and its problems, as the other integration tests use them."""
-    command = [sys.executable, "-m", "r3_ext.cpu.warm_start", "--cache", cache, "--steps", "250"]
+    command = [sys.executable, "-m", "r3_ext.cpu.warm_start", "--cache", cache, "--steps", WARM_START_STEPS]
     made = subprocess.run(command, check=True, capture_output=True, text=True)
     return Path(made.stdout.splitlines()[-1]).parent
 

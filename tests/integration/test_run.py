@@ -1,20 +1,12 @@
-"""The real command end to end: every mechanism in the ledger, the run folder, validation, two ranks, bad ends."""
+"""The real command end to end: every mechanism in the ledger, the run folder, validation, two ranks, stragglers."""
 
 import json
 import re
-import signal
 import sqlite3
-import subprocess
-import tempfile
-import time
-from pathlib import Path
 
-import psutil
 import pytest
 
 from r3_ext.launch import report_line
-
-from .conftest import command
 
 pytestmark = pytest.mark.integration
 
@@ -49,6 +41,11 @@ def test_every_mechanism_fires_and_the_series_stay_apart(full):
     assert {"first", "last"} <= set(summary["reward"]) and summary["seconds"]["per_step_median"] > 0
 
 
+def test_every_process_of_a_run_is_a_fork(full):
+    log = (full.folder / "run.log").read_text()
+    assert "Started a local Ray instance" in log and "a new interpreter instead of a fork" not in log
+
+
 def test_validation_sees_neither_replay_nor_reflection(full):
     logged = [json.loads(line) for line in (full.folder / "metrics.jsonl").read_text().splitlines()]
     validations = [row for row in logged if any(key.startswith("val-core/") for key in row)]
@@ -69,7 +66,8 @@ def test_the_run_folder_holds_what_the_readme_promises(full):
     assert {"config.yaml", "environment.json", "metrics.jsonl", "summary.json", "history.sqlite", "run.log"} <= names
     assert list((full.folder / "tensorboard").iterdir()) and (full.folder / "checkpoints" / "global_step_5").is_dir()
     assert json.loads((full.folder / "environment.json").read_text())["versions"]["verl"] == "0.9.1"
-    lines = full.output.splitlines()
+    # A path is printed in one piece, however long it is, so that it can be copied.
+    lines = [line for line in full.output.splitlines() if full.folder.parents[2].name not in line]
     assert max(map(len, lines)) <= 120 and any(line.startswith("step    5") for line in lines)
 
 
@@ -122,46 +120,3 @@ def test_replayed_rows_are_corrected_by_their_stored_log_probs_and_the_start_say
         assert 0 < row["replay/ess/all"] <= 1
     # The weights moved since. With `current` only the rounding between vLLM and the actor would be left, below 0.001.
     assert any(row["rollout_corr/rollout_is_std"] > 0.01 for row in replaying)
-
-
-def start(tmp_path, cache, name, *overrides) -> tuple[subprocess.Popen, Path]:
-    """A run in the background, returned once it has trained two steps."""
-    log = open(tmp_path / "output", "w")
-    many = "trainer.total_training_steps=1000"
-    process = subprocess.Popen(
-        command("r3", tmp_path, name, cache, many, *overrides), stdout=log, stderr=log, start_new_session=True
-    )
-    folder = tmp_path / "test" / name
-    deadline = time.monotonic() + 600  # alone, it also builds the model
-    while time.monotonic() < deadline:
-        metrics = folder / "metrics.jsonl"
-        if metrics.exists() and len(metrics.read_text().splitlines()) >= 2:
-            return process, folder
-        assert process.poll() is None, (tmp_path / "output").read_text()[-3000:]
-        time.sleep(1)
-    raise AssertionError("no step within 600 s: " + (tmp_path / "output").read_text()[-3000:])
-
-
-def traces() -> set[str]:
-    """What a run puts outside its folder: shared memory and its sockets' folder."""
-    return {str(path) for path in (*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).glob("r3-*"))}
-
-
-@pytest.mark.parametrize("victim", ["VLLM::EngineCore", "ray::WorkerDict", "ctrl-c"])
-def test_a_broken_run_ends_within_two_minutes_and_leaves_nothing(tmp_path, cache, train, victim):
-    before = traces()
-    process, folder = start(tmp_path, cache, "broken")
-    descendants = psutil.Process(process.pid).children(recursive=True)
-    began = time.monotonic()
-    if victim == "ctrl-c":
-        process.send_signal(signal.SIGINT)
-    else:
-        [target] = [p for p in descendants if " ".join(p.cmdline()).startswith(victim)]
-        target.kill()
-    code = process.wait(timeout=150)
-    assert code != 0
-    assert time.monotonic() - began < 120
-    assert json.loads((folder / "summary.json").read_text())["exit_code"] == code
-    _, alive = psutil.wait_procs(descendants, timeout=5)
-    assert not alive
-    assert traces() - before == set()

@@ -294,6 +294,7 @@ def test_the_ways_out_work(with_settings, settings):
 # the command
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_line_about_a_bad_setting_before_ray_starts(tmp_path):
     command = [sys.executable, "-m", "recipe.r3.main_r3", "algorithm.r3.replay.k=0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -305,6 +306,7 @@ def test_the_command_ends_with_one_line_about_a_bad_setting_before_ray_starts(tm
     assert "Traceback" not in output and "Started a local Ray instance" not in output
 
 
+@pytest.mark.slow
 def test_the_recipes_run_script_composes():
     script = Path(__file__).resolve().parents[2] / "recipe" / "r3" / "run_r3_deepscaler.sh"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -19,12 +19,14 @@ def run_python(code: str, **env: str) -> subprocess.CompletedProcess:
 
 
 def test_without_the_variable_the_plugin_imports_nothing():
-    heavy = "import r3_ext.cpu, sys; print([m for m in ('torch', 'verl', 'r3_ext.cpu.platform') if m in sys.modules])"
+    loaded = "[m for m in ('torch', 'verl', 'r3_ext.cpu.platform') if m in sys.modules]"
+    heavy = f"import r3_ext.cpu.plugin, sys; print({loaded})"
     started = time.monotonic()
     assert run_python(heavy).stdout.strip() == "[]"
     assert time.monotonic() - started < 2
 
 
+@pytest.mark.slow
 def test_without_the_variable_verl_does_not_know_the_platform():
     assert run_python(f"import verl; {REGISTERED}").stdout.strip().endswith("None")
 
@@ -40,6 +42,7 @@ print(is_support_ipc(), os.environ["VERL_ENGINE_DEVICE"], get_torch_device().max
     assert done.stdout.split() == ["cpu", "cpu", "cpu:0", "False", "cuda", "True"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_checkpoint_restores_the_generator():
     code = """
 import torch, verl
@@ -61,6 +64,7 @@ def test_a_plugin_that_cannot_load_ends_the_process():
     assert "psutil" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_doubled_backend_names_one_process_group():
     code = """
 import torch, verl
@@ -76,6 +80,7 @@ print(total.tolist(), torch.distributed.get_backend())
     assert done.stdout.split() == ["[1.0,", "1.0]", "cpu:gloo"], done.stderr
 
 
+@pytest.mark.slow
 def test_vllm_is_found_under_the_name_verl_asks_for():
     pytest.importorskip("vllm")
     done = run_python("import verl, importlib.metadata as m; print(m.version('vllm'))", VERL_PLATFORM="cpu")
@@ -110,6 +115,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_up_or_stays_silent_or_away_raises_in_the_sender():
     pytest.importorskip("vllm")
     done = run_python(HANG_UP, VERL_PLATFORM="cpu", PYTHONUNBUFFERED="1")

@@ -1,5 +1,6 @@
 import json
 import mmap
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
-from r3_ext import cli, data
+from r3_ext import cli, data, launch
 from r3_ext.cpu import tiny_model
 from r3_ext.doctor import command, data_files, gpus, installation, machine, model_files, prompts, settings, storage
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
@@ -170,6 +171,27 @@ class TestInstallation:
 
 
 class TestMachine:
+    def test_a_home_that_cannot_be_written_is_told_and_replaced_for_a_run(self, config, monkeypatch, tmp_path):
+        assert machine.check_home(config) == []
+        monkeypatch.setenv("HOME", str(tmp_path / "none"))
+        assert only(machine.check_home(config), WARN).found.endswith("none cannot be written")
+        said = []
+        launch.replace_read_only_home(tmp_path / "cache", said.append)
+        assert os.environ["HOME"] == str(tmp_path / "cache" / "home") and len(said) == 1
+        assert machine.check_home(config) == []
+
+    def test_a_compiler_is_asked_for_where_something_is_compiled(self, config, gpu_config, monkeypatch, tmp_path):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        for name in ("CC", "CXX", "TORCHDYNAMO_DISABLE"):
+            monkeypatch.delenv(name, raising=False)
+        assert machine.check_compiler(config) == []
+        assert only(machine.check_compiler(gpu_config), FAIL).advice == "apt install gcc"
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+        assert "g++" in only(machine.check_compiler(config), FAIL).advice
+        (tmp_path / "mine").touch(mode=0o755)
+        monkeypatch.setenv("CC", "mine")
+        assert levels(machine.check_compiler(gpu_config)) == [OK]
+
     @pytest.mark.parametrize("flags, level", [({"sse4_2"}, FAIL), ({"avx2"}, OK), ({"avx2", "avx512f"}, OK)])
     def test_instruction_set(self, config, monkeypatch, flags, level):
         monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")

@@ -66,7 +66,7 @@ EMBEDDED_DIFFERS = [
     "trainer.logger",
     "trainer.max_actor_ckpt_to_keep",
     "trainer.n_gpus_per_node",
-    "trainer.save_freq",
+    "trainer.test_freq",
     "trainer.total_epochs",
     "trainer.v1.sampler.sampler_kwargs.poll_interval",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",

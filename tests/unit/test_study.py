@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import shutil
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -163,6 +164,13 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
     assert {path.name for path in tmp_path.glob("*.png")} == {"methods.png", "mechanisms.png"}
 
 
+@pytest.fixture
+def cells_without_python(monkeypatch):
+    """Cells are what `cell_command` says, started by `env`."""
+    monkeypatch.setattr(command, "shared_interpreter", lambda profile: nullcontext(("env", None)))
+
+
+@pytest.mark.usefixtures("cells_without_python")
 def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_path, capsys, monkeypatch):
     arguments = ["--arms", "grpo", "--seeds", "0", "1", "2", "--tokens", "200", "--profile", "embedded"]
     plan = command.plan_of(command.parse(arguments), "embedded")
@@ -224,6 +232,7 @@ def test_the_committed_record_gives_the_committed_results(tmp_path, capsys):
             assert (out / name).read_text() == (committed / name).read_text(), committed / name
 
 
+@pytest.mark.usefixtures("cells_without_python")
 def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
     def train(args, profile, arm, seed):
         cell(tmp_path / "whole", (0.2, None, 0.5))

@@ -62,6 +62,7 @@ def test_ctrl_c_ends_the_command_and_its_orphans(tmp_path):
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
+@pytest.mark.slow
 def test_a_dead_vital_process_ends_a_command_that_waits_for_ever(tmp_path):
     # setproctitle is what Ray and vLLM use; argv[0] is what the supervisor reads.
     command = (
@@ -73,6 +74,7 @@ def test_a_dead_vital_process_ends_a_command_that_waits_for_ever(tmp_path):
     assert "vital worker" in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_vital_process_may_end(tmp_path):
     # A worker that starts a program: its fork bears its title, and is gone when it has become the program.
     worker = "import os, time; os._exit(0) if os.fork() == 0 and not time.sleep(3) else time.sleep(9)"

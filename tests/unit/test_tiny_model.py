@@ -72,7 +72,9 @@ def test_rambling_beliefs_run_on_in_most_answers_to_hard_problems_and_few_to_eas
         return sum("boxed" not in text for text in told) / len(told)
 
     assert rambled(True, 6) == pytest.approx(1 - 0.75**6, abs=0.06)
-    assert rambled(False, 6) == pytest.approx(1 - 0.85**6, abs=0.06)
+    assert rambled(False, 6) == pytest.approx(1 - 0.75**6, abs=0.06)
+    assert rambled(True, 4) == pytest.approx(1 - 0.75**4, abs=0.06)
+    assert rambled(False, 4) == pytest.approx(1 - 0.95**4, abs=0.06)
     assert rambled(True, 1) < 0.05
     steady, rambling = tasks.Beliefs(), tasks.Beliefs(rambling=True)
     assert (steady.p_right, steady.mistake) == (rambling.p_right, rambling.mistake), "the same facts are known"
