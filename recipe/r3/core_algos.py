@@ -26,7 +26,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 REPLAY_MARK = "#replay"
 """Suffix of the `uid` field of a replayed row: the flag travels with the row through verl's fixed advantage fields."""
 RANK_MARK = "#ranked"
-"""The same for the fresh rows of a group with ranking rewards that are not to be divided by their std."""
+"""The same for the fresh rows of a group with ranking rewards."""
 GRPO_EPSILON = 1e-6
 """What verl's GRPO adds to the std."""
 BLOCK_ROWS = 64
@@ -60,7 +60,7 @@ def compute_r3_advantage(
         alpha: scale of the std of groups that hold a replayed row, > 0; above 1 shrinks their advantages.
         epsilon: the paper's lambda, added to the denominator of groups that hold a replayed row.
         norm_by_std: False keeps the centred reward, undivided (Dr.GRPO); alpha then has no effect.
-        ranked: (B,) boolean, True on rows of groups with ranking rewards; None: nowhere.
+        ranked: (B,) boolean, True on rows of groups whose ranking rewards are not divided; None: nowhere.
 
     Returns:
         (advantages, returns), both (B, T) and the same tensor.
@@ -95,18 +95,24 @@ def compute_r3_advantage(
 def r3_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config, **_
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's door to `compute_r3_advantage`: splits the marks off the uid and reads `algorithm.r3.replay`."""
+    """verl's door to `compute_r3_advantage`: splits the marks off the uid and reads `algorithm.r3`."""
     uids = [str(uid) for uid in index]
+    ranked = np.array([uid.endswith(RANK_MARK) for uid in uids])
     return compute_r3_advantage(
         token_level_rewards,
         response_mask,
-        index=np.array([uid.removesuffix(REPLAY_MARK).removesuffix(RANK_MARK) for uid in uids]),
+        index=np.array([unmarked(uid) for uid in uids]),
         replayed=np.array([uid.endswith(REPLAY_MARK) for uid in uids]),
         alpha=config.r3.replay.alpha,
         epsilon=config.r3.replay.epsilon,
         norm_by_std=config.norm_adv_by_std_in_grpo,
-        ranked=np.array([uid.endswith(RANK_MARK) for uid in uids]),
+        ranked=None if config.r3.ranking.norm_by_std else ranked,
     )
+
+
+def unmarked(uid: str) -> str:
+    """The group of a row, from its `uid` field."""
+    return uid.removesuffix(REPLAY_MARK).removesuffix(RANK_MARK)
 
 
 def structural_entropies(

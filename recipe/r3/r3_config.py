@@ -196,6 +196,9 @@ class R3Config(BaseConfig):
     None: wait."""
     weight_sync_timeout_s: float = 100.0
     """End the run when the rollout servers have not taken new weights after this many seconds. verl waits for ever."""
+    rows_folder: str | None = None
+    """Folder where each rank writes which rows every optimizer step of it received, with their advantages:
+    step_<n>/rank_<r>.jsonl, a line per optimizer step. None: nowhere."""
 
     def __post_init__(self):
         require(_is_count(self.seed, 0), "seed", "be a whole number >= 0", self.seed)
@@ -207,6 +210,8 @@ class R3Config(BaseConfig):
         require(ok, "rollout_deadline_s", "be > 0 or null", self.rollout_deadline_s)
         ok = _is_number(self.weight_sync_timeout_s) and self.weight_sync_timeout_s > 0
         require(ok, "weight_sync_timeout_s", "be > 0", self.weight_sync_timeout_s)
+        ok = self.rows_folder is None or (isinstance(self.rows_folder, str) and self.rows_folder != "")
+        require(ok, "rows_folder", "be a folder or null", self.rows_folder)
 
 
 def describe(r3: R3Config) -> list[str]:
@@ -329,5 +334,11 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             mini_batch > 0 and data.train_batch_size % mini_batch == 0,
             f"{mini_batch} must divide data.train_batch_size={data.train_batch_size}, "
             "so that the number of optimizer steps is fixed",
+        ),
+        (
+            "actor_rollout_ref.actor.shuffle",
+            not (config.actor_rollout_ref.actor.get("shuffle") and (r3.replay.enable or r3.ranking.enable)),
+            "True would tear apart the groups that replay and ranking repair: each trains whole in one optimizer step, "
+            "in an order made for that; set it to False",
         ),
     ]

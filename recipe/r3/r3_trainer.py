@@ -15,8 +15,9 @@
 
 _next_train_batch     ISR   append reflection prompts of hard queries            (reflection.py)
 replay buffer         CCR   append opposing trajectories to dead groups, store   (replay_buffer.py, history.py)
+_balance_batch              every rescued group whole in one optimizer step      (mini_batches.py)
 _compute_advantage    SERR  rank truncated rows of all-wrong groups; eq. (3)     (core_algos.py)
-_update_actor               the configured number of optimizer steps, whatever was appended
+_update_actor               the configured number of optimizer steps, whatever was appended (workers.py counts)
 _save_checkpoint            pin the history's state, _load_checkpoint restores it
 """
 
@@ -25,6 +26,7 @@ import math
 import os
 from contextlib import contextmanager
 
+import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
@@ -33,16 +35,20 @@ from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug.metrics import calculate_debug_metrics
+from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from . import core_algos
 from .baseline import MeasuredMixin
 from .history import History, tokenizer_fingerprint
 from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
+from .mini_batches import order_rows, rows_with_room
 from .off_policy import off_policy_metrics
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
@@ -50,6 +56,7 @@ from .replay_buffer import CrossContextReplayMixin, dead_outcome, group_of, grou
 from .resume import resume_step
 from .straggler import AbortMarkingClient
 from .watchdog import WorkerWatch, deadline
+from .workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -97,6 +104,12 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
     def _abort_rollouts(self) -> None:
         self.checkpoint_manager.abort_replicas()
         self.checkpoint_manager.resume_generation_replicas()
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(R3ActorRolloutRefWorker)
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -183,6 +196,7 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
         verl pads to whole mini-batches of the configured size, so one appended row would add an optimizer step.
         """
+        self._ranks = dp_size
         actor, rollout, ref = (self.config.actor_rollout_ref[role] for role in ("actor", "rollout", "ref"))
         multiple = dp_size * self._optimizer_steps()
         if not actor.use_dynamic_bsz:
@@ -196,6 +210,35 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
     def _optimizer_steps(self) -> int:
         """Optimizer steps of one pass over the batch: the configured prompts per step over those per mini-batch."""
         return self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict, logging_prefix: str = "global_seqlen", **kwargs
+    ) -> KVBatchMeta:
+        """verl's padding and order; where groups were rescued, an order that trains each of them in one step."""
+        place = {key: position for position, key in enumerate(batch.keys)}
+        groups, steps = self._rescued_groups(batch), self._optimizer_steps()
+        batch = super()._balance_batch(batch, metrics, logging_prefix, **kwargs)
+        if not groups or steps == 1:
+            return batch
+        # Back to the order of the rollouts, padding last: in verl's, the rows of a group are scattered over the ranks.
+        batch.reorder(sorted(range(len(batch)), key=lambda row: place.get(batch.keys[row], len(place))))
+        multiple = self._get_required_batch_multiple(self._ranks)
+        rows = rows_with_room([len(group) for group in groups], len(batch), steps, multiple)
+        batch = upsample_batch_to_divisible_size(batch, rows, self.tokenizer.eos_token_id)
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        order = order_rows(groups, calculate_workload(torch.tensor(lengths)).tolist(), self._ranks, steps)
+        batch.reorder([row for rows in order for row in rows])
+        metrics.update(log_seqlen_unbalance(lengths, order, logging_prefix))
+        return batch
+
+    def _rescued_groups(self, batch: KVBatchMeta) -> list[list[int]]:
+        """Positions of the rows of each group that holds a replayed row or will be ranked."""
+        ranked = self._ranked_groups(batch)
+        return [
+            positions
+            for uid, positions in groups_of(batch).items()
+            if uid in ranked or any("replay_age" in batch.tags[position] for position in positions)
+        ]
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(batch, metrics)
@@ -242,7 +285,7 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         tq.kv_batch_put(keys=replayed.keys, partition_id=replayed.partition_id, fields=fields)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        ranked = self._rank_truncated(batch) if self.r3.ranking.enable else {}
+        ranked = self._rank_truncated(batch)
         ledger = group_ledger(batch, ranked)
         metrics.update(ledger)
         self._sound(self.dead_group_alarm.update(ledger), "dead_groups", metrics)
@@ -253,10 +296,10 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         if warning:
             logger.warning(warning)
 
-    def _rank_truncated(self, batch: KVBatchMeta) -> dict[str, list[float]]:
-        """SERR: overwrite rewards of fresh rows in all-wrong groups with rows to rank; returns them by group uid."""
+    def _ranked_groups(self, batch: KVBatchMeta) -> dict[str, tuple[list[str], list[str]]]:
+        """Keys of the rows to rank and of the finished ones, for each all-wrong group that has rows to rank."""
         groups = {}
-        for uid, positions in groups_of(batch).items():
+        for uid, positions in groups_of(batch).items() if self.r3.ranking.enable else ():
             if dead_outcome([batch.tags[position] for position in positions]) is not False:
                 continue
             rows, finished = [], []
@@ -265,6 +308,11 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
                     (rows if self._is_ranked(batch.tags[position]) else finished).append(batch.keys[position])
             if rows:
                 groups[uid] = rows, finished
+        return groups
+
+    def _rank_truncated(self, batch: KVBatchMeta) -> dict[str, list[float]]:
+        """SERR: overwrite rewards of fresh rows in all-wrong groups with rows to rank; returns them by group uid."""
+        groups = self._ranked_groups(batch)
         if not groups:
             return {}
         keys = [key for rows, finished in groups.values() for key in (*rows, *finished)]
@@ -278,9 +326,11 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
             for uid, (rows, finished) in groups.items()
         }
         rewards = [reward for group in ranked.values() for reward in group]
-        mark = "" if self.r3.ranking.norm_by_std else core_algos.RANK_MARK
         fields = [
-            {"rm_scores": _outcome_reward(data[key]["rm_scores"], reward), "uid": group_of(key) + mark}
+            {
+                "rm_scores": _outcome_reward(data[key]["rm_scores"], reward),
+                "uid": group_of(key) + core_algos.RANK_MARK,
+            }
             for key, reward in zip(keys, rewards, strict=True)
         ]
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(fields))
@@ -299,8 +349,12 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         ).tolist()
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        if self.r3.rows_folder is not None:
+            batch.extra_info[ROWS_FOLDER] = os.path.join(self.r3.rows_folder, f"step_{self.global_steps}")
         with self._mini_batch_rows(len(batch) // self._optimizer_steps()):
-            return super()._update_actor(batch, metrics)
+            batch = super()._update_actor(batch, metrics)
+        metrics["groups/split"] = metrics.pop(f"actor/{SPLIT_GROUPS}")
+        return batch
 
     @contextmanager
     def _mini_batch_rows(self, rows: int):

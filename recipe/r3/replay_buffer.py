@@ -255,11 +255,12 @@ class CrossContextReplayMixin:
 
 def rows_of(data: TensorDict) -> list[dict]:
     """The rows of a TensorDict from TransferQueue as dicts; jagged tensors do not support row indexing."""
-    columns = {name: _column(data[name]) for name in data.keys()}
+    columns = {name: column(data[name]) for name in data.keys()}
     return [{name: column[row] for name, column in columns.items()} for row in range(len(data))]
 
 
-def _column(values) -> list:
+def column(values) -> list:
+    """The values of one field of a TensorDict, a row each."""
     if isinstance(values, torch.Tensor):
         return list(values.unbind())
     # A column of non-tensors is a NonTensorStack or a plain list, depending on what it holds.
