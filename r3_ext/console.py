@@ -82,12 +82,17 @@ def closing_table(summary: dict) -> Table:
     table.add_row("steps / epochs", f"{summary['steps']} / {summary['epochs']}")
     table.add_row("prompts", f"{summary['prompts']:,}")
     table.add_row("generated tokens", f"{summary['generated_tokens']:,}")
-    table.add_row("trained rows", f"{summary['trained_rows']:,}")
+    tokens = f" of {summary['trained_tokens']:,} tokens" if summary["trained_tokens"] is not None else ""
+    table.add_row("trained rows", f"{summary['trained_rows']:,}{tokens}")
     if groups["total"] is not None:
         dead = groups["all_correct"] + groups["all_wrong"]
         table.add_row("groups", f"{groups['total']:,}: {groups['mixed']:,} mixed, {dead:,} dead")
         rescued = f"{groups['rescued_by_replay']:,} by replay, {groups['ranked']:,} ranked"
         table.add_row("dead groups rescued", f"{rescued}; {groups['still_dead']:,} still dead")
+        if groups["no_signal"] is not None:
+            table.add_row("groups without signal", f"{groups['no_signal']:,}")
+        if groups["split"] is not None:
+            table.add_row("rescued groups split", f"{groups['split']:,}")
         table.add_row("replayed rows", f"{summary['replayed_rows']:,}")
         reflection = summary["reflection"]
         table.add_row("reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}")

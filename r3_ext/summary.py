@@ -54,7 +54,9 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
     accuracies = [value for row in rows if (value := validation_accuracy(row)) is not None]
     window = max(1, len(steps) // 10)
     rewards = [reward_of(row) for row in steps]
-    has_ledger = bool(steps) and "groups/total" in steps[-1]
+
+    def is_logged(key: str) -> bool:
+        return bool(steps) and key in steps[-1]
 
     def total(key: str) -> int:
         return int(sum(row.get(key, 0) for row in steps))
@@ -63,12 +65,20 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
     return {
         "steps": len(steps),
         "epochs": int(steps[-1]["training/epoch"]) + 1 if steps else 0,
-        "prompts": total("groups/total") if has_ledger else batch_size * len(steps),
+        "prompts": total("groups/total") if is_logged("groups/total") else batch_size * len(steps),
         "generated_tokens": int(sum(generated_tokens(row, batch_size * n) for row in steps)),
         "trained_rows": fresh_rows + total("replay/rows") + total("reflection/rows"),
-        "groups": {name: total(f"groups/{name}") if has_ledger else None for name in GROUPS},
+        "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
+        "groups": {
+            name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None
+            for name in (*GROUPS, "no_signal", "split")
+        },
         "replayed_rows": total("replay/rows"),
-        "reflection": {"prompts": total("reflection/prompts"), "solved": total("reflection/solved")},
+        "reflection": {
+            "prompts": total("reflection/prompts"),
+            "solved": total("reflection/solved"),
+            "prompt_tokens": total("reflection/prompt_tokens"),
+        },
         "reward": {
             "first": round(mean(rewards[:window]), 4) if rewards else None,
             "last": round(mean(rewards[-window:]), 4) if rewards else None,

@@ -31,7 +31,7 @@ from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
 from r3_ext.cpu.tasks import Lesson
 
-VERSION = 12
+VERSION = 13
 """Part of the cache key: raise it when a change of the code changes the result."""
 REFLECTION_BOOST = 0.95
 """Share of its failures that the model is not shown under a reflection prompt: reflection is to be worth something."""
@@ -40,6 +40,8 @@ REFLECTION_FROM = 0.35
 QUIET_UNTIL = 0.6
 """Share of the training whose answers to arithmetic never ramble, and whose problems have two steps or more: a step
 teaches more facts then, and more of where in the problem they are asked for."""
+CUT_OFF_SHARE = 0.15
+"""Share of the reflection prompts whose attempt rambles on and was cut off."""
 RAMBLING_FAILURES = 0.2
 """Share of the failures to recall that ramble on instead of giving a wrong answer."""
 
@@ -155,19 +157,22 @@ def near(answer: str, rng: random.Random) -> str | None:
     return str(int(answer) + rng.choice([-2, -1, 1, 2, 10]))
 
 
-def reflection_template() -> str:
+def reflection_templates() -> list[str]:
+    """The reflection prompt of a finished attempt, and that of one that was cut off."""
     from recipe.r3.r3_config import ReflectionConfig  # imports verl, which is slow: only when a model is built
 
-    return ReflectionConfig().template
+    return [ReflectionConfig().template, ReflectionConfig().template_cut_off]
 
 
 def make_example(
-    tokenizer, lesson: Lesson, reflection: str | None, settings: Settings, rng: random.Random, always_right: bool
+    tokenizer, lesson: Lesson, reflection: list[str] | None, settings: Settings, rng: random.Random, always_right: bool
 ) -> tiny_model.Example:
     """One lesson as token ids; with `reflection` the prompt holds a failed attempt and success is likelier."""
     content, boost = lesson.problem + problem_data.INSTRUCTION, 0.0
     if reflection:
-        content = reflection.replace("{question}", content).replace("{attempt}", lesson.wrong(rng)[:160])
+        is_cut_off = rng.random() < CUT_OFF_SHARE
+        attempt = (tasks.ramble(rng) if is_cut_off else lesson.wrong(rng))[:160]
+        content = reflection[is_cut_off].replace("{question}", content).replace("{attempt}", attempt)
         boost = REFLECTION_BOOST
     prompt = tiny_model.prompt_text(tokenizer, [{"role": "user", "content": content}])
     answer = lesson.attempt(rng, 1.0 if always_right else boost) + tokenizer.eos_token
@@ -184,32 +189,32 @@ def prepare(cache_dir: str | Path, data: str | Path | None = None, **settings) -
     if data and chosen.rambling:
         raise ValueError(f"rambling must be False with a data file, as it concerns the generated problems, got {data}")
     rows, origin = problem_data.read_rows(str(data)) if data else (None, {})
-    template = reflection_template()
+    templates = reflection_templates()
     content = origin.get("files", origin.get("rows_sha256"))
-    inputs = {"version": VERSION, "data": content, "template": template, **asdict(chosen)}
+    inputs = {"version": VERSION, "data": content, "templates": templates, **asdict(chosen)}
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / f"warm-start-{key}"
     if not folder.exists():
         course = recall_course(rows, str(data), chosen) if data else arithmetic_course(chosen)
-        build(folder, course, template, chosen, inputs)
+        build(folder, course, templates, chosen, inputs)
     return WarmStart(folder / "model", folder / "train.parquet", folder / "val.parquet")
 
 
-def build(folder: Path, course: Course, template: str, settings: Settings, inputs: dict) -> None:
+def build(folder: Path, course: Course, templates: list[str], settings: Settings, inputs: dict) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".warm-start-", dir=folder.parent))
     try:
         problem_data.write_rows(partial / "train.parquet", course.train)
         problem_data.write_rows(partial / "val.parquet", course.val)
-        report = {**teach(partial / "model", course, template, settings), "inputs": inputs}
+        report = {**teach(partial / "model", course, templates, settings), "inputs": inputs}
         (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def teach(folder: Path, course: Course, template: str, settings: Settings) -> dict:
-    common = [problem_data.INSTRUCTION, template, " ".join(tasks.RAMBLE), tasks.guess_text("0")] * 4
+def teach(folder: Path, course: Course, templates: list[str], settings: Settings) -> dict:
+    common = [problem_data.INSTRUCTION, *templates, " ".join(tasks.RAMBLE), tasks.guess_text("0")] * 4
     tokenizer = tiny_model.train_tokenizer([*course.texts, *common])
     model = tiny_model.build_model(tokenizer, settings.seed)
     rng = random.Random(settings.seed)
@@ -219,7 +224,7 @@ def teach(folder: Path, course: Course, template: str, settings: Settings) -> di
         examples = []
         for _ in range(course.batch):
             reflects = share >= REFLECTION_FROM and rng.random() < settings.reflection_share
-            lesson, wanted = course.draw(rng, share), template if reflects else None
+            lesson, wanted = course.draw(rng, share), templates if reflects else None
             examples.append(make_example(tokenizer, lesson, wanted, settings, rng, foundation))
         return examples
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3, not_set
 from r3_ext.doctor.model_files import VERL_DEFAULT_PATHS
+from recipe.r3.query_ids import check_query_ids
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,7 +24,8 @@ class DataFile:
     path: Path
     columns: list[str]
     rows: int
-    query_ids: list = field(default_factory=list)
+    named_prompts: list[tuple] = field(default_factory=list)
+    """(query_id, prompt) of every row, where there are both columns."""
     sample: list[dict] = field(default_factory=list)
     """At most SAMPLE_ROWS rows, evenly spaced."""
 
@@ -43,14 +45,16 @@ def _read_data(file: Path, modified: int, size: int) -> DataFile:
 
         table = pyarrow.parquet.read_table(file)
         columns, rows = table.column_names, table.num_rows
-        query_ids = table.column("query_id").to_pylist() if "query_id" in columns else []
-        return DataFile(file, columns, rows, query_ids, table.take(pyarrow.array(spaced(rows), "int64")).to_pylist())
+        named = []
+        if {"query_id", "prompt"} <= set(columns):
+            named = list(zip(*(table.column(name).to_pylist() for name in ("query_id", "prompt")), strict=True))
+        return DataFile(file, columns, rows, named, table.take(pyarrow.array(spaced(rows), "int64")).to_pylist())
     from r3_ext.data import read_rows
 
     rows = read_rows(str(file))[0]
     columns = sorted({column for row in rows for column in row})
-    query_ids = [row.get("query_id") for row in rows] if "query_id" in columns else []
-    return DataFile(file, columns, len(rows), query_ids, [rows[index] for index in spaced(len(rows))])
+    named = [(row.get("query_id"), row.get("prompt")) for row in rows] if "query_id" in columns else []
+    return DataFile(file, columns, len(rows), named, [rows[index] for index in spaced(len(rows))])
 
 
 def spaced(rows: int) -> list[int]:
@@ -94,7 +98,7 @@ def check_data(config: DictConfig) -> list[Finding]:
         if key == "data.train_files" and 0 < rows < config.data.train_batch_size:
             found = f"{rows} training rows, data.train_batch_size={config.data.train_batch_size}"
             findings.append(Finding(FAIL, "data", found, "lower data.train_batch_size, or use more data"))
-    return findings
+    return findings + (shared_ids(config) if is_r3(config) else [])
 
 
 def file_findings(config: DictConfig, key: str, path: str) -> list[Finding]:
@@ -108,21 +112,30 @@ def file_findings(config: DictConfig, key: str, path: str) -> list[Finding]:
     name = data.path.name
     if data.rows == 0:
         return [Finding(FAIL, "data", f"{name} has no rows", f"set {key} to a file with data")]
-    needed = ["prompt", "reward_model", "data_source"]
-    if is_r3(config) and key == "data.train_files":
-        needed.append("query_id")
-    missing = [column for column in needed if column not in data.columns]
+    missing = [column for column in ("prompt", "reward_model", "data_source") if column not in data.columns]
     if missing:
         advice = "examples/data_preprocess writes verl's columns and a stable query_id per problem"
         return [Finding(FAIL, "data", f"{name} lacks {', '.join(missing)}; it has {', '.join(data.columns)}", advice)]
     findings = bad_rows(data)
     if "extra_info" not in data.columns:
         findings.append(Finding(WARN, "data", f"{name} lacks extra_info", "verl goes on with an empty one"))
-    repeated = len(data.query_ids) - len(set(data.query_ids))
-    if repeated:
-        found = f"{name}: {repeated} rows repeat another row's query_id"
-        findings.append(Finding(WARN, "data", found, "they share one history; give each problem an id of its own"))
-    return findings or [Finding(OK, "data", f"{name}: {data.rows:,} rows")]
+    if not findings:
+        findings.append(Finding(OK, "data", f"{name}: {data.rows:,} rows"))
+    if is_r3(config) and key == "data.train_files" and "query_id" not in data.columns:
+        found = f"{name} has no query_id: ids are made from prompt and answer"
+        findings.append(Finding(OK, "data", found))
+    return findings
+
+
+def shared_ids(config: DictConfig) -> list[Finding]:
+    """An id that stands for different prompts, in one training file or in two of them."""
+    named = [row for key, data in readable_data(config) if key == "data.train_files" for row in data.named_prompts]
+    try:
+        check_query_ids(*zip(*named, strict=True)) if named else None
+    except ValueError as error:
+        found, _, advice = str(error).partition("; ")
+        return [Finding(FAIL, "data", found, advice)]
+    return []
 
 
 def bad_rows(data: DataFile) -> list[Finding]:

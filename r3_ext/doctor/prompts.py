@@ -64,7 +64,8 @@ def reflection_room(config: DictConfig, tokenizer, prompts: list[list[dict]]) ->
     budget = settings.max_prompt_tokens or config.data.max_prompt_length
 
     def without_attempt(prompt: list[dict]) -> list[dict]:
-        content = settings.template.replace("{question}", prompt[-1]["content"]).replace("{attempt}", "")
+        template = max(settings.template, settings.template_cut_off, key=len)
+        content = template.replace("{question}", prompt[-1]["content"]).replace("{attempt}", "")
         return [*prompt[:-1], {**prompt[-1], "content": content}]
 
     lengths = prompt_lengths(config, tokenizer, [without_attempt(prompt) for prompt in prompts])

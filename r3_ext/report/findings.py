@@ -208,7 +208,7 @@ def groups_said(arm: Arm) -> list[Finding]:
         text = f"{lost:,} of {groups:,} groups were all right or all wrong, and none was rescued."
         return [Finding(text, warning=any(run.method == "r3" for run in arm.runs))]
     text = f"{lost - left:,} of {lost:,} dead groups rescued ({percent((lost - left) / lost)}), {replayed:,} by replay "
-    text += f"and {lost - left - replayed:,} by ranking alone; {left:,} stayed without signal. All groups: {groups:,}."
+    text += f"and {lost - left - replayed:,} by ranking alone; {left:,} stayed dead. All groups: {groups:,}."
     return [Finding(text)]
 
 

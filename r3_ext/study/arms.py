@@ -31,6 +31,7 @@ ARMS = {
     "isr": Arm("+ISR", "r3", _only("isr")),
     "serr": Arm("+SERR", "r3", _only("serr")),
     "r3": Arm("R^3, all three", "r3"),
+    "r3_paper": Arm("R^3, as literally as the paper allows", "r3_paper"),
     "r3_no_bonus": Arm("R^3 without the length bonus", "r3", ("reward.reward_kwargs.length_bonus=False",)),
     "ccr_random": Arm(
         "control: +CCR from random other problems",
@@ -50,7 +51,7 @@ ARMS = {
 }
 DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_random")
 FIGURES = {
-    "methods": ("R^3, GRPO and DAPO at equal generated tokens", ("grpo", "dapo", "r3")),
+    "methods": ("R^3, GRPO and DAPO at equal generated tokens", ("grpo", "dapo", "r3", "r3_paper")),
     "mechanisms": ("GRPO plus one mechanism", ("grpo", "ccr", "r3", "isr", "serr", "ccr_random")),
     "removals": ("R^3 minus one part", ("no_ccr", "no_isr", "r3", "no_serr", "r3_no_bonus")),
     "settings": ("R^3 with other settings", ("k_4", "alpha_2", "r3", "tau_0.5", "own_prompt", "p_0.05")),
@@ -59,9 +60,6 @@ FIGURES = {
 EMBEDDED = (
     # Two steps an epoch: replay and reflection have a history after the first.
     "data.train_max_samples=32",
-    # Off by default, as the answers of a real model may speak of the attempt that only the reflection prompt holds.
-    # Those to arithmetic do not.
-    "algorithm.r3.replay.reflected_to_plain=True",
     "actor_rollout_ref.rollout.val_kwargs.n=2",
     "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",

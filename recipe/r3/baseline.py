@@ -40,13 +40,19 @@ class MeasuredMixin:
         self._discarded = count_discarded(buffer)
         return buffer
 
-    def _val_metrics_update(self, data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs) -> dict:
-        metrics = super()._val_metrics_update(data_sources, sample_uids, reward_extra_infos_dict, *args, **kwargs)
+    def _val_metrics_update(
+        self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
+    ) -> dict:
+        found = data_sources, sample_uids, reward_extra_infos_dict, sample_turns
+        metrics = super()._val_metrics_update(*found, expected_acc_counts=expected_acc_counts)
         names = ("acc", "truncated", "response_length")
         columns = [reward_extra_infos_dict.get(name, []) for name in names]
-        # A reward manager that reports something else has verl's own figures only; a failed rollout has none at all.
+        # A reward manager that reports something else has verl's own figures only; a failed rollout has no row, or none
+        # of these.
         rows = [row for row in zip(data_sources, sample_uids, *columns, strict=False) if None not in row]
-        return {**metrics, **(validation_metrics(*zip(*rows, strict=True)) if rows else {})}
+        if rows:
+            metrics.update(validation_metrics(*zip(*rows, strict=True), expected=expected_acc_counts))
+        return metrics
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)

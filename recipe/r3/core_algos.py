@@ -45,9 +45,10 @@ def compute_r3_advantage(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Eq. (3): A_i = (R_i - mean R) / (alpha * std R + epsilon) over the mixed group of fresh and replayed rows.
 
-    A group without a replayed row keeps verl's GRPO denominator (sample std + 1e-6), bit for bit; so does its special
-    case, a group of one: mean 0, std 1. An all-equal group gets 0. A ranked group without a replayed row is centred
-    and not divided: its std is that of the ranking, and dividing by it would cancel R_max.
+    A group without a replayed row keeps verl's GRPO denominator (sample std + 1e-6), bit for bit. An all-equal group
+    gets 0, and so does a group of one, which verl's GRPO gives its raw score: with nothing to compare it with, what is
+    left of a group whose other rollouts were aborted would be pushed by its length bonus alone. A ranked group without
+    a replayed row is centred and not divided: its std is that of the ranking, and dividing by it would cancel R_max.
 
     Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854.
     Ranking rewards [0.5, 0, 0.25, 0.25], ranked: 0.25, -0.25, 0, 0.
@@ -79,9 +80,10 @@ def compute_r3_advantage(
         for group in range(group_B.max() + 1):
             rows_N = np.flatnonzero(group_B == group)
             rewards_N = rewards_B[rows_N]
-            mean, std = torch.tensor(0.0), torch.tensor(1.0)
-            if len(rows_N) > 1:
-                mean, std = rewards_N.mean(), rewards_N.std()
+            if len(rows_N) == 1:
+                advantages_B[rows_N] = 0.0
+                continue
+            mean, std = rewards_N.mean(), rewards_N.std()
             is_mixed = replayed_B[rows_N].any()
             denominator = alpha * std + epsilon if is_mixed else std + GRPO_EPSILON
             is_divided = norm_by_std and (is_mixed or not ranked_B[rows_N].any())

@@ -110,15 +110,22 @@ class History:
 
     # writing
 
-    def add(self, samples: list[Sample], step: int, replays: Iterable[tuple[Sample, str]] = ()) -> None:
+    def add(
+        self,
+        samples: list[Sample],
+        step: int,
+        replays: Iterable[tuple[Sample, str]] = (),
+        unfinished: Iterable[tuple[str, str]] = (),
+    ) -> None:
         """Store and count the responses of training step `step` in the background, all of them or none.
 
         Args:
             replays: (sample, variant of the group it was replayed into) of everything the step replayed.
+            unfinished: (query_id, variant) of every attempt that left nothing to store; it counts as a failed one.
         """
         self.flush()
         self.wait_seconds = 0.0
-        self._pending = self._writer.submit(self._write, samples, step, list(replays))
+        self._pending = self._writer.submit(self._write, samples, step, list(replays), list(unfinished))
 
     def flush(self) -> None:
         """Wait for the last `add`; raises HistoryError when it failed."""
@@ -142,11 +149,13 @@ class History:
             self.live_bytes, self.spare_bytes = before
             raise
 
-    def _write(self, samples: list[Sample], step: int, replays: list[tuple[Sample, str]]) -> None:
+    def _write(
+        self, samples: list[Sample], step: int, replays: list[tuple[Sample, str]], unfinished: list[tuple[str, str]]
+    ) -> None:
         begin = time.monotonic()
         buckets = by_bucket(samples)
         with self._transaction():
-            self._count(buckets, step)
+            self._count(buckets, unfinished, step)
             self._log_replays(replays, step)
             # The order of arrival differs from run to run; ids, and so later draws, must not.
             self._store(in_order(buckets, step, self.seed), step)
@@ -187,13 +196,15 @@ class History:
         if self.spare_bytes > self.max_bytes:
             self._reclaim()
 
-    def _count(self, buckets: dict[Bucket, list[Sample]], step: int) -> None:
+    def _count(self, buckets: dict[Bucket, list[Sample]], unfinished: list[tuple[str, str]], step: int) -> None:
         counts: dict[tuple[str, str], list[int]] = {}
         for (query_id, variant, correct), samples in buckets.items():
             count = counts.setdefault((query_id, variant), [0, 0, 0])
             count[0] += len(samples)
             count[1] += correct * len(samples)
             count[2] += sum(int(sample.truncated) for sample in samples)
+        for key in unfinished:
+            counts.setdefault(key, [0, 0, 0])[0] += 1
         self._count_rows([(*key, step, *count) for key, count in counts.items()])
 
     def _count_rows(self, values: list[tuple]) -> None:
@@ -347,6 +358,7 @@ class History:
         max_replays: int | None = None,
         replays: Counter | None = None,
         near_length: float = 0.0,
+        accepts: Callable[[Sample], bool] | None = None,
     ) -> list[Sample]:
         """At most `k` stored samples of the query with that outcome (None: any), without replacement.
 
@@ -356,6 +368,7 @@ class History:
             max_length: samples of more tokens are passed over.
             min_step: samples of earlier steps are passed over.
             max_replays: samples replayed that often are passed over; `replays` counts by id what is not stored yet.
+            accepts: samples for which it is false are passed over, and the next in the order of `selection` is tried.
 
         Raises:
             HistoryError: a chosen sample is damaged.
@@ -372,7 +385,10 @@ class History:
             ).fetchall()
             if max_replays is not None:
                 rows = [row for row in rows if row[4] + (replays or {}).get(row[0], 0) < max_replays]
-            return [self._load(row[0]) for row in select(rows, k, rng, selection, near_length)]
+            if accepts is None:
+                return [self._load(row[0]) for row in select(rows, k, rng, selection, near_length)]
+            ordered = select(rows, len(rows), rng, selection, near_length)
+            return list(islice(filter(accepts, (self._load(row[0]) for row in ordered)), k))
 
     def _load(self, sample_id: int) -> Sample:
         try:

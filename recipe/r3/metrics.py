@@ -24,6 +24,8 @@ from transfer_queue import KVBatchMeta
 from .history import PLAIN, REFLECTION
 from .replay_buffer import dead_outcome, groups_of, is_fresh
 
+LEDGER = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "no_signal")
+
 
 def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str, int]:
     """Counts of plain groups under `groups/`, and the same of reflection groups under `reflection/groups/`.
@@ -31,12 +33,14 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
     total = mixed + all_correct + all_wrong. A dead group (all_correct or all_wrong) is rescued_by_replay when it
     holds a replayed row, ranked when the ranking gave its rows unequal rewards (it can be both), else still_dead.
 
+    Dead says that all answers are equally correct, no_signal that all rows have one reward, so that nothing is
+    learned from them: with a length bonus, an all-correct group of unequal lengths is dead and trains to be short.
+
     Args:
         batch: rows of a step with the tags of replay_buffer.py.
         ranked: group uid -> rewards of its fresh rows, for the groups in which some rows were ranked.
     """
-    names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
-    ledger = {f"{prefix}/{name}": 0 for prefix in ("groups", "reflection/groups") for name in names}
+    ledger = {f"{prefix}/{name}": 0 for prefix in ("groups", "reflection/groups") for name in LEDGER}
     for uid, positions in groups_of(batch).items():
         tags = [batch.tags[position] for position in positions]
         prefix = "groups" if tags[0]["variant"] == PLAIN else "reflection/groups"
@@ -44,18 +48,23 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
         kind = {None: "mixed", True: "all_correct", False: "all_wrong"}[outcome]
         ledger[f"{prefix}/total"] += 1
         ledger[f"{prefix}/{kind}"] += 1
+        replayed = [tag["score"] for tag in tags if "replay_age" in tag]
+        rewards = [*ranked.get(uid, [tag["score"] for tag in tags if is_fresh(tag)]), *replayed]
+        ledger[f"{prefix}/no_signal"] += len(set(rewards)) == 1
         if outcome is None:
             continue
-        replayed = any("replay_age" in tag for tag in tags)
         spread = len(set(ranked.get(uid, []))) > 1
-        ledger[f"{prefix}/rescued_by_replay"] += replayed
+        ledger[f"{prefix}/rescued_by_replay"] += bool(replayed)
         ledger[f"{prefix}/ranked"] += spread
         ledger[f"{prefix}/still_dead"] += not (replayed or spread)
     return ledger
 
 
 def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """Means over fresh plain rows (`fresh/`), replayed rows (`replay/`) and fresh reflection rows (`reflection/`)."""
+    """Means over fresh plain rows (`fresh/`), replayed rows (`replay/`) and fresh reflection rows (`reflection/`).
+
+    `trained/rows` and `trained/tokens` (of responses) are those of all three.
+    """
     tags = [tag for tag in batch.tags if not tag.get("is_padding", False)]
     series = {
         "fresh": [tag for tag in tags if is_fresh(tag) and tag["variant"] == PLAIN],
@@ -66,12 +75,15 @@ def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
     for name, rows in series.items():
         metrics[f"{name}/rows"] = len(rows)
         metrics[f"{name}/tokens"] = sum(tag["response_len"] for tag in rows)
+        metrics[f"{name}/prompt_tokens"] = sum(tag["prompt_len"] for tag in rows)
         if not rows:
             continue
         metrics[f"{name}/score/mean"] = float(np.mean([tag["score"] for tag in rows]))
         metrics[f"{name}/acc/mean"] = float(np.mean([tag["correct"] for tag in rows]))
         metrics[f"{name}/truncated/mean"] = float(np.mean([tag["truncated"] for tag in rows]))
         metrics[f"{name}/response_length/mean"] = float(np.mean([tag["response_len"] for tag in rows]))
+    for name in ("rows", "tokens"):
+        metrics[f"trained/{name}"] = sum(metrics[f"{kind}/{name}"] for kind in series)
     if series["replay"]:
         metrics["replay/age/mean"] = float(np.mean([tag["replay_age"] for tag in series["replay"]]))
     solved = {tag["group"] for tag in series["reflection"] if tag["correct"]}

@@ -18,6 +18,7 @@ of unpublished choices gives the reason.
 """
 
 import math
+import re
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -39,6 +40,23 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        re.compile(value)
+    except (TypeError, re.error):
+        return False
+    return True
+
+
+ATTEMPT_WORDS = (
+    r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above) attempt\b"
+    r"|\b(earlier|previous|prior|provided|above|student'?s|flawed|incorrect|mistaken|wrong) "
+    r"(solution|answer|response|reasoning|work|calculation)\b"
+    r"|\b(went wrong|mistaken step|first mistake|the mistake|avoid(ing)? (that|this|the) mistake)\b"
+)
+"""How answers to a reflection prompt speak of the attempt that it shows."""
 
 
 @dataclass
@@ -80,14 +98,18 @@ class ReplayConfig(BaseConfig):
     max_replays: int | None = None
     """[U] How often one trajectory may be replayed. None: any number of times."""
     correction: str = "current"
-    """[U] Denominator of a replayed token's ratio. `current`: the current policy, so the ratio starts at 1.
+    """[U] Denominator of a replayed token's ratio. `current`: the policy before the update, as for fresh rows: 1 in the
+    first optimizer step of a training step.
     `behavior`: the stored log-probs, as truncated weights of algorithm.rollout_correction.rollout_is."""
     reflection_groups: bool = True
     """[U] Also rescue dead groups of reflection prompts (Algorithm 1 treats every prompt of the batch alike)."""
     other_queries: bool = False
     """For a control experiment: replay trajectories of random other queries, under this query's prompt."""
-    reflected_to_plain: bool = False
+    reflected_to_plain: bool = True
     """[U] Allow an answer born under a reflection prompt to be replayed, and trained, under the plain prompt."""
+    reflected_unless: str | None = ATTEMPT_WORDS
+    """[U] ... unless this regular expression, without regard to case, finds something in its text: the plain prompt
+    holds no attempt that could be spoken of. None: whatever the text says."""
 
     def __post_init__(self):
         require(_is_count(self.k, 1), "replay.k", "be at least 1 (replay.enable=False turns replay off)", self.k)
@@ -97,6 +119,8 @@ class ReplayConfig(BaseConfig):
         for name in ("max_age", "max_replays"):
             value = getattr(self, name)
             require(value is None or _is_count(value, 1), f"replay.{name}", "be at least 1 or null", value)
+        ok = self.reflected_unless is None or _is_pattern(self.reflected_unless)
+        require(ok, "replay.reflected_unless", "be a regular expression or null", self.reflected_unless)
         names = ("current", "behavior")
         require(self.correction in names, "replay.correction", f"be one of {names}", self.correction)
 
@@ -121,12 +145,21 @@ class ReflectionConfig(BaseConfig):
     """[U] Stop reflecting on a query after this many reflected answers without one success of its plain prompt since
     the first of them. None: never."""
     template: str = (
-        "{question}\n\nHere is an earlier attempt at this problem. Its final answer is wrong.\n\n"
+        "{question}\n\nHere is an earlier attempt at this problem. It ends without the right answer.\n\n"
         "<attempt>\n{attempt}\n</attempt>\n\n"
         "First find out what went wrong in this attempt: name the first mistaken step and why it is mistaken. "
         "Then solve the problem again from the start, avoiding that mistake."
     )
-    """[U] The reflection prompt p_r. Needs {question} and {attempt}; the question is never shortened."""
+    """[U] The reflection prompt p_r, of an attempt that the model ended itself. Needs {question} and {attempt}; the
+    question is never shortened."""
+    template_cut_off: str = (
+        "{question}\n\nHere is an earlier attempt at this problem. It hit the length limit and was cut off there, "
+        "without the right answer.\n\n"
+        "<attempt>\n{attempt}\n</attempt>\n\n"
+        "First find out what went wrong in this attempt: a mistaken step, or one that leads nowhere. "
+        "Then solve the problem again from the start, in fewer words."
+    )
+    """[U] The same of an attempt that was cut off at the response limit: it has no final answer that could be wrong."""
 
     def __post_init__(self):
         ok = _is_number(self.threshold) and 0 < self.threshold <= 1
@@ -139,9 +172,11 @@ class ReflectionConfig(BaseConfig):
         ok = self.give_up_after is None or _is_count(self.give_up_after, 1)
         require(ok, "reflection.give_up_after", "be at least 1 or null", self.give_up_after)
         require(self.cut in ("middle", "head"), "reflection.cut", "be one of ('middle', 'head')", self.cut)
-        for part in ("{question}", "{attempt}"):
-            ok = isinstance(self.template, str) and self.template.count(part) == 1
-            require(ok, "reflection.template", f"hold {part} exactly once", self.template)
+        for name in ("template", "template_cut_off"):
+            template = getattr(self, name)
+            for part in ("{question}", "{attempt}"):
+                ok = isinstance(template, str) and template.count(part) == 1
+                require(ok, f"reflection.{name}", f"hold {part} exactly once", template)
 
     def budget(self, max_prompt_length: int) -> int:
         """Most tokens of a reflection prompt, given `data.max_prompt_length`."""
@@ -217,7 +252,7 @@ class R3Config(BaseConfig):
 def describe(r3: R3Config) -> list[str]:
     """What a run does, a line per mechanism: people ask which probability a replayed token is divided by."""
     correction = {
-        "current": "the current policy's, so ratios start at 1",
+        "current": "the current policy's, as for fresh ones",
         "behavior": "those of the policy that wrote it, as truncated weights",
     }[r3.replay.correction]
     replay = f"k={r3.replay.k} {r3.replay.selection}, old log-probs of replayed tokens: {correction}"
@@ -299,9 +334,36 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         ),
         (
             "algorithm.r3.replay.enable",
-            not (r3.replay.enable and filter_groups.get("enable")),
-            "replay repairs the dead groups that algorithm.filter_groups.enable=True (DAPO) throws away; "
-            "turn one of the two off",
+            not (r3.replay.enable and correction.get("bypass_mode")),
+            "algorithm.rollout_correction.bypass_mode=True takes the stored log-probs of replayed rows for those of "
+            "the current policy; turn one of the two off",
+        ),
+        (
+            "algorithm.filter_groups.enable",
+            not filter_groups.get("enable"),
+            "verl filters nothing with a custom sampler, which R^3 is, and replay repairs the dead groups that this "
+            "(DAPO) throws away; set it to False, or train with --method dapo",
+        ),
+        (
+            "trainer.v1.trainer_mode",
+            config.trainer.v1.trainer_mode == "r3",
+            f"must be r3, got {config.trainer.v1.trainer_mode!r}: R^3 is built on verl's synchronous trainer, and not "
+            "yet on its asynchronous ones",
+        ),
+        (
+            "reward.reward_model.enable",
+            not OmegaConf.select(config, "reward.reward_model.enable"),
+            "R^3 needs to know which answers are correct, and a reward model only gives scores; set it to False",
+        ),
+        (
+            "actor_rollout_ref.rollout.n",
+            rollout.n > 1,
+            f"{rollout.n} leaves nothing to compare an answer with; use at least 2, better 8 or 16",
+        ),
+        (
+            "actor_rollout_ref.rollout.multi_turn.enable",
+            not OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.enable"),
+            "R^3 stores and replays answers of one turn; set it to False",
         ),
         (
             "algorithm.r3.replay.correction",
@@ -322,6 +384,12 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "algorithm.r3.reflection.max_prompt_tokens",
             not reflection or budget <= data.max_prompt_length,
             f"{budget} exceeds data.max_prompt_length={data.max_prompt_length}, beyond which verl cuts prompts",
+        ),
+        (
+            "algorithm.r3.reflection.max_prompt_tokens",
+            not reflection or budget <= rollout.prompt_length,
+            f"{budget} exceeds actor_rollout_ref.rollout.prompt_length={rollout.prompt_length}, the longest prompt "
+            "that the rollout takes; raise it or lower the budget",
         ),
         (
             "algorithm.r3.reflection.max_prompt_tokens",

@@ -50,9 +50,10 @@ from .history import History, tokenizer_fingerprint
 from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from .mini_batches import order_rows, rows_with_room
 from .off_policy import off_policy_metrics
+from .query_ids import check_query_ids, make_query_id
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
-from .replay_buffer import CrossContextReplayMixin, dead_outcome, group_of, groups_of, is_fresh, rows_of
+from .replay_buffer import CrossContextReplayMixin, dead_outcome, groups_of, is_fresh, plain_keys, rows_of
 from .resume import resume_step
 from .straggler import AbortMarkingClient
 from .watchdog import WorkerWatch, deadline
@@ -93,6 +94,7 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
             rollout_deadline_s=self.r3.rollout_deadline_s,
             group_size=self.config.actor_rollout_ref.rollout.n,
             abort_rollouts=self._abort_rollouts,
+            decode=lambda token_ids: self.tokenizer.decode(token_ids, skip_special_tokens=True),
         )
         return buffer
 
@@ -128,12 +130,7 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
     def _check_data(self) -> None:
         """What would otherwise surface after the models are loaded, or as a crash in a rollout worker."""
-        columns = self.train_dataset.dataframe.column_names
-        if "query_id" not in columns:
-            raise ValueError(
-                f"data.train_files: column query_id is missing, found {sorted(columns)}; prepare the data with "
-                "examples/data_preprocess, which writes a stable id per problem"
-            )
+        self._name_queries()
         if self.steps_per_epoch == 0:
             raise ValueError(
                 f"data.train_files: {len(self.train_dataset)} prompts of at most data.max_prompt_length="
@@ -145,6 +142,21 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
                 f"actor_rollout_ref.model.path: {self.config.actor_rollout_ref.model.path} has no chat template; add "
                 "one to the tokenizer or set actor_rollout_ref.model.custom_chat_template"
             )
+
+    def _name_queries(self) -> None:
+        """Make the column `query_id` where the files have none, and refuse one that does not tell problems apart."""
+        rows = self.train_dataset.dataframe
+        prompts = rows[self.config.data.prompt_key]
+        if "query_id" in rows.column_names:
+            try:
+                check_query_ids(rows["query_id"], prompts)
+            except ValueError as error:
+                raise ValueError(f"data.train_files: {error}") from None
+            return
+        truths = [reward.get("ground_truth") for reward in rows["reward_model"]]
+        ids = [make_query_id(prompt, truth) for prompt, truth in zip(prompts, truths, strict=True)]
+        self.train_dataset.dataframe = rows.add_column("query_id", ids)
+        logger.info(f"data.train_files: no column query_id; {len(set(ids))} ids were made from prompts and answers")
 
     def _load_checkpoint(self) -> None:
         resume_step(self.config.trainer)
@@ -242,21 +254,22 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(batch, metrics)
-        if any("replay_age" in tag for tag in batch.tags):
-            self._separate_replayed_log_probs(batch, metrics)
+        replayed = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if "replay_age" in tag]
+        if replayed and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            self._compare_policies(batch.select_keys(replayed), metrics)
+        if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode"):
+            return batch  # nothing was computed that could be described
+        plain = plain_keys(batch)
+        if len(plain) < sum(not tag.get("is_padding", False) for tag in batch.tags):
+            self._describe_policy(batch.select_keys(plain), metrics)
         return batch
 
-    def _separate_replayed_log_probs(self, batch: KVBatchMeta, metrics: dict) -> None:
-        """Recompute verl's entropy and rollout metrics on fresh rows, and set the replayed rows' behaviour policy."""
-        with_rollout = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
-        replayed = batch.select_keys([k for k, t in zip(batch.keys, batch.tags, strict=True) if "replay_age" in t])
-        if with_rollout:
-            self._compare_policies(replayed, metrics)
+    def _describe_policy(self, plain: KVBatchMeta, metrics: dict) -> None:
+        """verl's entropy and its comparison of trainer and rollout, of plain rows generated in this step alone."""
         fields = ["entropy", "response_mask"]
-        if with_rollout:
+        if with_rollout := bool(self.config.actor_rollout_ref.rollout.calculate_log_probs):
             fields += ["responses", "rollout_log_probs", "old_log_probs"]
-        fresh = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_fresh(tag)]
-        data = tq.kv_batch_get(keys=fresh, partition_id=batch.partition_id, select_fields=fields)
+        data = tq.kv_batch_get(keys=plain.keys, partition_id=plain.partition_id, select_fields=fields)
         data = DataProto(batch=data.to_padded_tensor())
         actor = self.config.actor_rollout_ref.actor
         metrics["actor/entropy"] = agg_loss(
@@ -285,11 +298,16 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         tq.kv_batch_put(keys=replayed.keys, partition_id=replayed.partition_id, fields=fields)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        ranked = self._rank_truncated(batch)
+        ranked, scores = self._rank_truncated(batch)
         ledger = group_ledger(batch, ranked)
         metrics.update(ledger)
         self._sound(self.dead_group_alarm.update(ledger), "dead_groups", metrics)
-        return super()._compute_advantage(batch, metrics)
+        batch = super()._compute_advantage(batch, metrics)
+        if scores:
+            # Whoever looks at rewards from here on, verl's metrics for one, is to see those of the answers.
+            fields = list_of_dict_to_tensordict([{"rm_scores": score} for score in scores.values()])
+            tq.kv_batch_put(keys=list(scores), partition_id=batch.partition_id, fields=fields)
+        return batch
 
     def _sound(self, warning: str | None, name: str, metrics: dict) -> None:
         metrics[f"alarm/{name}"] = int(warning is not None)
@@ -310,13 +328,17 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
                 groups[uid] = rows, finished
         return groups
 
-    def _rank_truncated(self, batch: KVBatchMeta) -> dict[str, list[float]]:
-        """SERR: overwrite rewards of fresh rows in all-wrong groups with rows to rank; returns them by group uid."""
+    def _rank_truncated(self, batch: KVBatchMeta) -> tuple[dict[str, list[float]], dict[str, torch.Tensor]]:
+        """SERR: overwrite the rewards of fresh rows in all-wrong groups with rows to rank.
+
+        Returns:
+            The new rewards by group uid, and what `rm_scores` held before, by key.
+        """
         groups = self._ranked_groups(batch)
         if not groups:
-            return {}
+            return {}, {}
         keys = [key for rows, finished in groups.values() for key in (*rows, *finished)]
-        fields = ["entropy", "response_mask", "rm_scores"]
+        fields = ["entropy", "response_mask", "rm_scores", "uid"]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
         data = dict(zip(keys, rows_of(data), strict=True))
         ranked = {
@@ -329,12 +351,12 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         fields = [
             {
                 "rm_scores": _outcome_reward(data[key]["rm_scores"], reward),
-                "uid": group_of(key) + core_algos.RANK_MARK,
+                "uid": data[key]["uid"] + core_algos.RANK_MARK,
             }
             for key, reward in zip(keys, rewards, strict=True)
         ]
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(fields))
-        return ranked
+        return ranked, {key: data[key]["rm_scores"] for key in keys}
 
     def _is_ranked(self, tag: dict) -> bool:
         return self.r3.ranking.scope == "failed" or tag["truncated"]
@@ -383,12 +405,13 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         # verl's own series describe on-policy training: plain prompts, generated in this step.
-        plain = [
-            key for key, tag in zip(batch.keys, batch.tags, strict=True) if is_fresh(tag) and tag["variant"] == "plain"
-        ]
         metrics.update(series_metrics(batch))
         self._sound(self.length_alarm.update(metrics), "length", metrics)
-        super()._compute_metrics(batch.select_keys(plain), metrics, timing_raw, global_steps, epoch)
+        super()._compute_metrics(batch.select_keys(plain_keys(batch)), metrics, timing_raw, global_steps, epoch)
+        # The time of a step is that of all its rows.
+        tokens, plain = sum(tag["seq_len"] for tag in batch.tags), metrics["perf/total_num_tokens"]
+        metrics["perf/total_num_tokens"] = tokens
+        metrics["perf/throughput"] *= tokens / plain
         metrics["history/write_s"] = self.history.write_seconds
         metrics["history/wait_s"] = self.history.wait_seconds
         metrics["history/live_bytes"] = self.history.live_bytes

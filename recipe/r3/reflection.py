@@ -28,7 +28,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils import tensordict_utils as tu
 
-from .history import PLAIN, REFLECTION, History, Transfer
+from .history import PLAIN, REFLECTION, History, Sample, Transfer
 from .r3_config import ReflectionConfig
 
 AGENT_NAME = "r3_reflection"
@@ -53,7 +53,8 @@ class ReflectionAgentLoop(SingleTurnAgentLoop):
 def build_reflection_messages(
     messages: list[dict],
     attempt_ids: list[int],
-    config: ReflectionConfig,
+    template: str,
+    cut: str,
     budget: int,
     count_tokens: Callable[[list[dict]], int],
     decode: Callable[[list[int]], str],
@@ -61,7 +62,7 @@ def build_reflection_messages(
     """The chat of a reflection prompt of at most `budget` tokens, or None when not even an empty attempt fits.
 
     The template replaces the last message's content: {question} becomes that content, word for word, and {attempt}
-    the decoded attempt. Only the attempt is shortened: its middle (`cut: middle`) or its head (`cut: head`) goes.
+    the decoded attempt. Only the attempt is shortened: its middle (`cut`: middle) or its head (`cut`: head) goes.
 
     Args:
         messages: the plain prompt, a chat whose last message is the user's question.
@@ -72,14 +73,14 @@ def build_reflection_messages(
 
     def chat(attempt: str) -> list[dict]:
         # str.replace, not str.format: questions and attempts are full of LaTeX braces.
-        before, after = config.template.split("{attempt}")
+        before, after = template.split("{attempt}")
         question = messages[-1]["content"]
         content = before.replace("{question}", question) + attempt + after.replace("{question}", question)
         return [*messages[:-1], {**messages[-1], "content": content}]
 
     kept = len(attempt_ids)
     while True:
-        candidate = chat(shorten(attempt_ids, kept, config.cut, decode))
+        candidate = chat(shorten(attempt_ids, kept, cut, decode))
         excess = count_tokens(candidate) - budget
         if excess <= 0:
             return candidate
@@ -156,7 +157,7 @@ class ReflectionPlanner:
             if not attempts:
                 no_attempt += 1
                 continue
-            messages = self._messages(list(batch["raw_prompt"][row]), attempts[0].tokens.tolist())
+            messages = self._messages(list(batch["raw_prompt"][row]), attempts[0])
             if messages is None:
                 over_budget += 1
                 continue
@@ -175,10 +176,10 @@ class ReflectionPlanner:
         patience = self.config.give_up_after
         return bool(patience and transfer and transfer.reflected >= patience and not transfer.successes_after)
 
-    def _messages(self, messages: list[dict], attempt_ids: list[int]) -> list[dict] | None:
-        return build_reflection_messages(
-            messages, attempt_ids, self.config, self.budget, self._count_tokens, self._decode
-        )
+    def _messages(self, messages: list[dict], attempt: Sample) -> list[dict] | None:
+        template = self.config.template_cut_off if attempt.truncated else self.config.template
+        limits = template, self.config.cut, self.budget
+        return build_reflection_messages(messages, attempt.tokens.tolist(), *limits, self._count_tokens, self._decode)
 
     def _count_tokens(self, messages: list[dict]) -> int:
         text = self.tokenizer.apply_chat_template(

@@ -22,15 +22,17 @@ What later stages need to know of a row travels in its TransferQueue tag:
     group     query id                     correct    answer correct
     variant   plain | reflection           truncated  response hit the limit
     score     reward before any ranking    replay_age steps since a replayed row was generated; absent on fresh rows
-                                           stored_log_probs  whether its behaviour log-probs are known
+                                           stored_log_probs  whether its behaviour log-probs are known, and finite
 """
 
 import random
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -63,6 +65,12 @@ def group_of(key: str) -> str:
     return key.split("_")[0]
 
 
+def plain_keys(batch: KVBatchMeta) -> list[str]:
+    """Keys of the rows that were generated in this step from plain prompts."""
+    rows = zip(batch.keys, batch.tags, strict=True)
+    return [key for key, tag in rows if is_fresh(tag) and tag["variant"] == PLAIN]
+
+
 def dead_outcome(tags: list[dict]) -> bool | None:
     """The outcome that all fresh rows of a group share (True: all correct), or None for a mixed group.
 
@@ -84,6 +92,14 @@ def groups_of(batch: KVBatchMeta) -> dict[str, list[int]]:
 class CrossContextReplayMixin:
     """Adds replay and history to a verl `ReplayBuffer`; `attach` must be called before the first training sample."""
 
+    def __init__(self, trainer_mode: str, *args, **kwargs):
+        if trainer_mode != "sync":
+            raise ValueError(
+                f"trainer.v1.trainer_mode={trainer_mode} with {type(self).__name__}: it works with trainer_mode=r3 "
+                "only, which is synchronous; leave trainer.v1.sampler.custom_sampler out for verl's own modes"
+            )
+        super().__init__(trainer_mode, *args, **kwargs)
+
     def attach(
         self,
         history: History,
@@ -95,6 +111,7 @@ class CrossContextReplayMixin:
         rollout_deadline_s: float | None = None,
         group_size: int = 0,
         abort_rollouts: Callable[[], None] | None = None,
+        decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         """Give the buffer what verl's constructor does not pass.
 
@@ -106,6 +123,7 @@ class CrossContextReplayMixin:
             rollout_deadline_s: seconds from the start of a collection to calling `abort_rollouts`; None: never.
             group_size: members of a group when none was aborted.
             abort_rollouts: makes the rollout servers return what they are generating.
+            decode: text of token ids; needed by `replay.reflected_unless`.
         """
         self.history = history
         self.replay = replay
@@ -116,6 +134,7 @@ class CrossContextReplayMixin:
         self.rollout_deadline_s = rollout_deadline_s
         self.group_size = group_size
         self.abort_rollouts = abort_rollouts
+        self.decode = decode
         self.reflection_groups = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
@@ -127,15 +146,22 @@ class CrossContextReplayMixin:
         # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
         batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
         rows, tokens = len(batch), sum(tag["response_len"] for tag in batch.tags)
-        batch, samples = self._describe(batch, global_steps)
+        batch, samples, unfinished = self._describe(batch, global_steps)
         if self.rollout_deadline_s is not None:
             metrics["rollout/aborted_rows"] = rows - len(batch)
             metrics["rollout/aborted_tokens"] = tokens - sum(tag["response_len"] for tag in batch.tags)
+        if self.replay.reflected_unless:
+            found = [sample for sample in samples if sample.variant == REFLECTION and sample.correct]
+            if found:
+                spoken = sum(map(self._speaks_of_attempt, found))
+                metrics["reflection/speaks_of_attempt/mean"] = spoken / len(found)
+        self._passed_over = 0
         replays = self._draw(batch, global_steps) if self.replay.enable else []
+        metrics["replay/passed_over_for_text"] = self._passed_over
         if replays:
             batch = self._append(batch, replays, global_steps)
         drawn = [(sample, batch.tags[r.positions[0]]["variant"]) for r in replays for sample in r.samples]
-        self.history.add(samples, global_steps, drawn)
+        self.history.add(samples, global_steps, drawn, unfinished)
         return batch, metrics
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
@@ -155,36 +181,41 @@ class CrossContextReplayMixin:
             )
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
-    def _describe(self, batch: KVBatchMeta, step: int) -> tuple[KVBatchMeta, list[Sample]]:
-        """The batch without its aborted rows, every row tagged with what the later stages read, and its samples."""
+    def _describe(self, batch: KVBatchMeta, step: int) -> tuple[KVBatchMeta, list[Sample], list[tuple[str, str]]]:
+        """The batch without its aborted rows, every row tagged with what the later stages read; the samples to store;
+        (query_id, variant) of the attempts that left none."""
         fields = ["query_id", "responses", "rm_scores", "extra_fields", "rollout_log_probs"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        samples, finished, aborted = [], [], []
+        samples, unfinished, kept, aborted = [], [], [], []
         for key, tag, row in zip(batch.keys, batch.tags, rows_of(data), strict=True):
+            query_id, variant = str(row["query_id"]), row["extra_fields"].get("prompt_variant", PLAIN)
             if row["extra_fields"].get(ABORTED, False):
                 aborted.append(key)
+                unfinished.append((query_id, variant))
                 continue
-            finished.append(key)
-            tag.update(outcome_tag(row, str(row["query_id"])))
+            kept.append(key)
+            tag.update(outcome_tag(row, query_id))
+            if not len(row["responses"]):
+                unfinished.append((query_id, variant))
+                continue
             log_probs = row.get("rollout_log_probs")
             sample = Sample(
-                query_id=tag["group"],
+                query_id=query_id,
                 tokens=row["responses"].numpy(),
                 correct=tag["correct"],
                 score=tag["score"],
                 truncated=tag["truncated"],
                 step=step,
-                variant=tag["variant"],
+                variant=variant,
                 log_probs=None if log_probs is None else log_probs.numpy(),
             )
-            if len(sample.tokens):
-                samples.append(sample)
+            samples.append(sample)
         if aborted:
             tq.kv_clear(keys=aborted, partition_id=batch.partition_id)
-            batch = batch.select_keys(finished)
-        assert finished, "rollouts are aborted only once one is finished"
+            batch = batch.select_keys(kept)
+        assert kept, "rollouts are aborted only once one is finished"
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, tags=batch.tags)
-        return batch, samples
+        return batch, samples, unfinished
 
     def _append(self, batch: KVBatchMeta, replays: list[Replay], step: int) -> KVBatchMeta:
         """`batch` with the replayed rows behind the fresh ones."""
@@ -198,7 +229,7 @@ class CrossContextReplayMixin:
             session = max(self.group_size, 1 + max(int(batch.keys[p].split("_")[1]) for p in replay.positions))
             for offset, sample in enumerate(replay.samples):
                 keys.append(f"{uid}_{session + offset}_0")
-                rows.append(replayed_row(template, sample, uid, session + offset))
+                rows.append(replayed_row(template, sample, session + offset))
                 tags.append(replayed_tag(batch.tags[first], sample, rows[-1], step))
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(rows), tags=tags)
         return KVBatchMeta(
@@ -234,7 +265,8 @@ class CrossContextReplayMixin:
     ) -> list[Sample]:
         """At most `k` stored samples with that outcome for the group of these tags, by `algorithm.r3.replay`."""
         replay, query_id = self.replay, tags[0]["group"]
-        reflected = tags[0]["variant"] == REFLECTION or replay.reflected_to_plain
+        # Another answer to a reflection prompt would speak of the attempt that its own prompt showed.
+        reflected = tags[0]["variant"] == PLAIN and replay.reflected_to_plain
         variants = (PLAIN, REFLECTION) if reflected else (PLAIN,)
         if replay.other_queries:
             query_id = self.history.draw_other_query(query_id, correct, rng, variants)
@@ -250,7 +282,18 @@ class CrossContextReplayMixin:
             max_replays=replay.max_replays,
             replays=drawn,
             near_length=sum(tag["response_len"] for tag in tags) / len(tags),
+            accepts=self._fits_plain_prompt if reflected and replay.reflected_unless else None,
         )
+
+    def _fits_plain_prompt(self, sample: Sample) -> bool:
+        """Whether the text of an answer born under reflection speaks of nothing that only its own prompt showed."""
+        speaks = sample.variant == REFLECTION and self._speaks_of_attempt(sample)
+        self._passed_over += speaks
+        return not speaks
+
+    def _speaks_of_attempt(self, sample: Sample) -> bool:
+        text = self.decode(sample.tokens.tolist())
+        return re.search(self.replay.reflected_unless, text, re.IGNORECASE) is not None
 
 
 def rows_of(data: TensorDict) -> list[dict]:
@@ -267,8 +310,12 @@ def column(values) -> list:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def replayed_row(template: dict, sample: Sample, uid: str, session: int) -> dict:
-    """Every field of a row that holds the stored response under the prompt of `template`, a fresh row of the group."""
+def replayed_row(template: dict, sample: Sample, session: int) -> dict:
+    """Every field of a row that holds the stored response under the prompt of `template`, a fresh row of the group.
+
+    The `uid` field, by which advantages are grouped, is the fresh row's: it differs from the uid in the key where verl
+    replays recorded rollouts (`skip.rollout_tq`).
+    """
     row, prompts = dict(template), template["prompts"]
     responses = torch.from_numpy(sample.tokens.astype("int64"))
     input_ids = torch.cat([prompts, responses])
@@ -276,7 +323,7 @@ def replayed_row(template: dict, sample: Sample, uid: str, session: int) -> dict
     scores = torch.zeros(len(responses), dtype=row["rm_scores"].dtype)
     scores[-1] = sample.score
     row.update(
-        uid=uid + REPLAY_MARK,
+        uid=template["uid"] + REPLAY_MARK,
         session_id=session,
         responses=responses,
         input_ids=input_ids,
@@ -305,7 +352,7 @@ def replayed_tag(fresh: dict, sample: Sample, row: dict, step: int) -> dict:
         "truncated": sample.truncated,
         "score": sample.score,
         "replay_age": step - sample.step,
-        "stored_log_probs": sample.log_probs is not None,
+        "stored_log_probs": sample.log_probs is not None and bool(np.isfinite(sample.log_probs).all()),
     }
 
 

@@ -18,7 +18,7 @@ far the figure would move with other problems of the same kind, and holds the ch
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -130,6 +130,7 @@ def validation_metrics(
     truncated: Sequence[float],
     tokens: Sequence[float],
     seed: int = 0,
+    expected: Mapping[tuple[str, str], int] | None = None,
 ) -> dict[str, float]:
     """Figures of each data source under `val/<source>/`; all arguments have one entry per row, (R,).
 
@@ -137,9 +138,13 @@ def validation_metrics(
     unbiased, for k = 2, 4, .. and n, the smallest number of answers that a problem has. `tokens/all`, `/correct` and
     `/wrong` are means over rows, absent when there is no such row.
 
+    An answer that was asked for and never came counts as wrong, as in verl's own figures: `failed` is their number, and
+    tokens and `truncated` are those of the others.
+
     Args:
         uids: the same for all rows of a problem.
         correct, truncated: 0 or 1.
+        expected: answers asked for, by data source and uid; None: those that are there.
 
     Raises:
         ValueError: lengths differ, or a verdict is neither 0 nor 1.
@@ -151,16 +156,19 @@ def validation_metrics(
         if not np.isin(column, (0, 1)).all():
             raise ValueError(f"{name} must be 0 or 1 in every row, got {column[~np.isin(column, (0, 1))][0]}")
     metrics = {}
-    for source in np.unique(columns[0]):
+    for source in np.unique([*columns[0], *(source for source, _ in expected or ())]):
         rows = columns[0] == source
-        figures = _source_metrics(*(column[rows] for column in columns[1:]), seed=seed)
+        asked = {uid: count for (name, uid), count in (expected or {}).items() if name == source}
+        figures = _source_metrics(*(column[rows] for column in columns[1:]), asked=asked, seed=seed)
         metrics |= {f"val/{source}/{name}": float(value) for name, value in figures.items()}
     return metrics
 
 
-def _source_metrics(uids_R, correct_R, truncated_R, tokens_R, seed: int) -> dict[str, float]:
-    _, problem_R = np.unique(uids_R, return_inverse=True)
-    attempts_P = np.bincount(problem_R)
+def _source_metrics(uids_R, correct_R, truncated_R, tokens_R, asked: dict[str, int], seed: int) -> dict[str, float]:
+    names_P, problem_U = np.unique([*uids_R, *asked], return_inverse=True)
+    problem_R = problem_U[: len(uids_R)]
+    found_P = np.bincount(problem_R, minlength=len(names_P))
+    attempts_P = np.maximum(found_P, [asked.get(name, 0) for name in names_P])
     successes_P = np.bincount(problem_R[correct_R == 1], minlength=len(attempts_P))
     low, high = interval(successes_P / attempts_P, seed)
     metrics = {"pass@1": np.mean(successes_P / attempts_P), "pass@1/low": low, "pass@1/high": high}
@@ -169,4 +177,6 @@ def _source_metrics(uids_R, correct_R, truncated_R, tokens_R, seed: int) -> dict
     for name, rows in (("all", slice(None)), ("correct", correct_R == 1), ("wrong", correct_R == 0)):
         if len(tokens_R[rows]):
             metrics[f"tokens/{name}"] = np.mean(tokens_R[rows])
-    return metrics | {"truncated": np.mean(truncated_R), "problems": len(attempts_P)}
+    if len(truncated_R):
+        metrics["truncated"] = np.mean(truncated_R)
+    return metrics | {"problems": len(attempts_P), "failed": (attempts_P - found_P).sum()}

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 from r3_ext import supervise
 from r3_ext.cpu import forkserver
 from r3_ext.launch import PY_EXECUTABLE
+from recipe.r3.core_algos import unmarked
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -116,6 +118,25 @@ def train(tmp_path_factory, cache, python):
         return result
 
     return run
+
+
+def received_rows(folder: Path, step: int) -> list[list[list[dict]]]:
+    """What each rank received in each optimizer step of a training step, as it wrote it to algorithm.r3.rows_folder."""
+    files = sorted((folder / f"step_{step}").glob("rank_*.jsonl"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def rescued_groups(ranks: list[list[list[dict]]]) -> list[dict[str, list[dict]]]:
+    """For each optimizer step, the rows of the rescued groups that any rank received in it, by group."""
+    rows_of_step = [[row for rows in step for row in rows] for step in zip(*ranks, strict=True)]
+    rescued = {unmarked(row["uid"]) for rows in rows_of_step for row in rows if "#" in row["uid"]}
+    steps = []
+    for rows in rows_of_step:
+        steps.append(defaultdict(list))
+        for row in rows:
+            if unmarked(row["uid"]) in rescued:
+                steps[-1][unmarked(row["uid"])].append(row)
+    return steps
 
 
 def skip_overrides(folder: Path, steps: int = STEPS) -> list[str]:

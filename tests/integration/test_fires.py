@@ -8,7 +8,7 @@ from tensordict import NonTensorData, NonTensorStack
 
 from recipe.r3.replay_buffer import rows_of
 
-from .conftest import STEPS, skip_overrides
+from .conftest import STEPS, received_rows, rescued_groups, skip_overrides
 
 pytestmark = pytest.mark.integration
 
@@ -46,9 +46,15 @@ def planted(recording, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def r3(train, planted):
+def rows_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module")
+def r3(train, planted, rows_folder):
     return train(
         *("r3", "planted_r3", "algorithm.r3.reflection.enable=False", f"trainer.save_freq={STEPS}"),
+        f"algorithm.r3.rows_folder={rows_folder}",
         # The peak as the largest entropy, over all failures: of eleven groups of real answers, with short ones among
         # them, some hold two of which one dominates the other, whatever this machine's warm start led to.
         *("algorithm.r3.ranking.scope=failed", "algorithm.r3.ranking.top_ratio=0.01"),
@@ -73,6 +79,21 @@ def test_dead_groups_train_under_r3_and_not_under_grpo(train, planted, r3):
     assert second["groups/rescued_by_replay"] >= second["groups/all_correct"] > 0
     assert second["groups/still_dead"] < second["groups/total"] / 2
     assert r3.summary["groups"]["rescued_by_replay"] > 0
+
+
+def test_no_optimizer_step_pushes_a_rescued_group_without_its_contrast(r3, rows_folder):
+    """Where replayed rows were the last of the batch, the first optimizer step saw none of them."""
+    with_replay = []
+    for row in r3.rows:
+        for number, groups in enumerate(rescued_groups(received_rows(rows_folder, row["step"]))):
+            for uid, rows in groups.items():
+                advantages = [one["advantage"] for one in rows]
+                assert sum(advantages) == pytest.approx(0, abs=1e-4), (row["step"], number, uid)
+                if any("#replay" in one["uid"] for one in rows):
+                    assert min(advantages) < 0 < max(advantages)
+                    with_replay.append(number)
+        assert row["groups/split"] == 0
+    assert set(with_replay) == {0, 1}
 
 
 def test_optimizer_steps_do_not_depend_on_appended_rows(r3):

@@ -3,10 +3,14 @@
 import json
 import re
 import sqlite3
+from collections import Counter
 
 import pytest
 
 from r3_ext.launch import report_line
+from recipe.r3.core_algos import unmarked
+
+from .conftest import received_rows, rescued_groups
 
 pytestmark = pytest.mark.integration
 
@@ -86,10 +90,36 @@ def test_a_report_is_drawn_from_a_real_run(full):
     assert list((full.folder / "figures").glob("*.png"))
 
 
-def test_two_ranks_and_two_rollout_replicas(train):
-    run = train("r3", "two_ranks", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2")
+def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
+    """Two FSDP ranks, two rollout replicas and two optimizer steps; what the workers received decides."""
+    folder = tmp_path / "rows"
+    run = train(
+        *("r3", "two_ranks", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"),
+        *("algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"),
+        # Every all-wrong group is ranked.
+        *("algorithm.r3.ranking.scope=failed", f"algorithm.r3.rows_folder={folder}"),
+    )
     assert len(run.rows) == 3 and all(row["fresh/rows"] == 64 for row in run.rows)
     assert all(row["training/rollout_actor_probs_pearson_corr"] > 0.99 for row in run.rows)
+    assert [row["groups/split"] for row in run.rows] == [0, 0, 0]
+    marks = Counter()
+    for row in run.rows:
+        ranks = received_rows(folder, row["step"])
+        assert len(ranks) == 2 and [len(steps) for steps in ranks] == [2, 2]
+        sizes = {len(rows) for steps in ranks for rows in steps}
+        assert len(sizes) == 1, "every rank trains as many rows in every optimizer step"
+        trained = [one for steps in ranks for rows in steps for one in rows if one["tokens"]]
+        trained_keys = {(unmarked(one["uid"]), one["session"]) for one in trained}
+        padding = sum(one["uid"].startswith("pad") for one in trained)
+        assert len(trained) == len(trained_keys)
+        assert len(trained) - padding == sum(row[f"{kind}/rows"] for kind in ("fresh", "replay", "reflection"))
+        marks.update(one["uid"].partition("#")[2] for one in trained)
+        for number, groups in enumerate(rescued_groups(ranks)):
+            for uid, rows in groups.items():
+                fresh = sum("#replay" not in one["uid"] for one in rows)
+                assert fresh == 4, f"optimizer step {number} of step {row['step']} got {fresh} of 4 fresh rows of {uid}"
+                assert sum(one["advantage"] for one in rows) == pytest.approx(0, abs=1e-4)
+    assert marks["replay"] and marks["ranked"] and sum(row["reflection/rows"] for row in run.rows)
 
 
 @pytest.fixture(scope="module")

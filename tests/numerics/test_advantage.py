@@ -30,9 +30,9 @@ def advantage(rewards, index, replayed, **settings) -> list[float]:
 
 
 def random_batch(seed: int, replayed_share: float = 0.0):
-    """Token rewards, mask, group names and replay flags of a random batch with groups of 1 to 9 in random order."""
+    """Token rewards, mask, group names and replay flags of a random batch with groups of 2 to 9 in random order."""
     rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, 10, size=rng.integers(1, 12))
+    sizes = rng.integers(2, 10, size=rng.integers(1, 12))
     index = rng.permutation(np.repeat([f"uid-{group}" for group in range(len(sizes))], sizes))
     rows, tokens = len(index), int(rng.integers(1, 20))
     mask = torch.from_numpy((np.arange(tokens) < rng.integers(1, tokens + 1, size=(rows, 1))).astype("int64"))
@@ -50,10 +50,8 @@ def slow_advantage(rewards, mask, index, replayed, ranked, alpha: float, epsilon
     result = []
     for row, name in enumerate(index):
         values = [totals[other] for other in groups[name]]
-        mean, std = 0.0, 1.0
-        if len(values) > 1:
-            mean = sum(values) / len(values)
-            std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+        mean = sum(values) / len(values)
+        std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
         mixed = any(replayed[other] for other in groups[name])
         denominator = alpha * std + epsilon if mixed else std + 1e-6
         if not mixed and any(ranked[other] for other in groups[name]):
@@ -250,10 +248,9 @@ def data_proto(rewards: list[float], uids: list[str]) -> DataProto:
     return DataProto.from_dict(tensors, non_tensors={"uid": np.array(uids, dtype=object)})
 
 
-def algorithm(norm_by_std: bool = True, **replay):
-    return OmegaConf.create(
-        {"norm_adv_by_std_in_grpo": norm_by_std, "r3": {"replay": {"alpha": 1.0, "epsilon": 1e-6, **replay}}}
-    )
+def algorithm(norm_by_std: bool = True, ranking_norm: bool = False, **replay):
+    r3 = {"replay": {"alpha": 1.0, "epsilon": 1e-6, **replay}, "ranking": {"norm_by_std": ranking_norm}}
+    return OmegaConf.create({"norm_adv_by_std_in_grpo": norm_by_std, "r3": r3})
 
 
 def test_the_estimator_is_registered_as_r3():
@@ -277,9 +274,21 @@ def test_verl_compute_advantage_reads_the_rank_mark_of_the_uid():
     assert data.batch["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_ranked_groups_are_divided_like_any_other_where_the_setting_says_so():
+    uids, rewards = ["u" + RANK_MARK] * 4, [0.5, 0, 0.25, 0.25]
+    ours = compute_advantage(data_proto(rewards, uids), adv_estimator="r3", config=algorithm(ranking_norm=True))
+    grpo = compute_advantage(data_proto(rewards, ["u"] * 4), adv_estimator="grpo")
+    assert torch.equal(ours.batch["advantages"], grpo.batch["advantages"])
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_only_survivor_of_a_group_learns_nothing_from_its_raw_score(replayed):
+    assert advantage([1.75, 0, 1], ["alone", "q", "q"], [replayed, False, False])[0] == 0
+
+
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_verl_compute_advantage_with_r3_equals_grpo_when_no_uid_carries_the_mark(norm_by_std):
-    rewards, uids = [0.3, 1.7, 0.0, 1.1, 1.9], ["u", "v", "u", "v", "w"]
+    rewards, uids = [0.3, 1.7, 0.0, 1.1, 1.9], ["u", "v", "u", "v", "u"]
     ours = compute_advantage(data_proto(rewards, uids), adv_estimator="r3", config=algorithm(norm_by_std))
     grpo = compute_advantage(data_proto(rewards, uids), adv_estimator="grpo", norm_adv_by_std_in_grpo=norm_by_std)
     assert torch.equal(ours.batch["advantages"], grpo.batch["advantages"])

@@ -155,6 +155,7 @@ def test_validation_metrics_by_hand():
         "tokens/wrong": 206 / 4,
         "truncated": 1 / 7,
         "problems": 2,
+        "failed": 0,
     }
     assert {k.removeprefix("val/aime/"): v for k, v in metrics.items() if "aime" in k} == pytest.approx(expected)
     assert metrics["val/amc/pass@2"] == metrics["val/amc/pass@1/high"] == 0 and metrics["val/amc/truncated"] == 1
@@ -178,3 +179,25 @@ def test_bad_columns_are_refused_and_no_rows_give_no_metrics():
     with pytest.raises(ValueError, match="correct must be 0 or 1 in every row, got nan"):
         validation_metrics(["s"], ["a"], [float("nan")], [0], [1])
     assert validation_metrics([], [], [], [], []) == {}
+
+
+def test_an_answer_that_never_came_is_wrong():
+    """Two answers asked for each of three problems; one of `a` and both of `c` failed."""
+    rows = (["s"] * 3, ["a", "b", "b"], [1, 1, 0], [0, 0, 1], [10, 20, 30])
+    asked = {("s", "a"): 2, ("s", "b"): 2, ("s", "c"): 2}
+    metrics = validation_metrics(*rows, expected=asked)
+    assert metrics["val/s/pass@1"] == pytest.approx((0.5 + 0.5 + 0) / 3)
+    assert metrics["val/s/pass@2"] == pytest.approx(2 / 3)
+    assert (metrics["val/s/failed"], metrics["val/s/problems"]) == (3, 3)
+    assert (metrics["val/s/tokens/all"], metrics["val/s/truncated"]) == (20, pytest.approx(1 / 3))
+
+
+def test_a_source_without_any_answer_is_all_wrong():
+    metrics = validation_metrics(["s"], ["a"], [1], [0], [5], expected={("s", "a"): 1, ("t", "b"): 4})
+    assert (metrics["val/s/pass@1"], metrics["val/s/failed"]) == (1, 0)
+    assert (metrics["val/t/pass@1"], metrics["val/t/pass@4"], metrics["val/t/failed"]) == (0, 0, 4)
+
+
+def test_expected_counts_change_nothing_when_every_answer_came():
+    rows = (["s"] * 4, ["a", "a", "b", "b"], [1, 0, 1, 1], [0, 1, 0, 0], [3, 4, 5, 6])
+    assert validation_metrics(*rows, expected={("s", "a"): 2, ("s", "b"): 2}) == validation_metrics(*rows)

@@ -415,7 +415,7 @@ class TestData:
         pyarrow.parquet.write_table(data.SCHEMA.empty_table(), train_file)
         assert "no rows" in only(data_files.check_data(config), FAIL).found
 
-    @pytest.mark.parametrize("column", ["query_id", "prompt", "reward_model", "data_source"])
+    @pytest.mark.parametrize("column", ["prompt", "reward_model", "data_source"])
     def test_missing_column(self, config, tmp_path, column):
         content = [{key: value for key, value in row.items() if key != column} for row in rows(16)]
         assert f"lacks {column}" in only(self.check(config, content, tmp_path), FAIL).found
@@ -447,8 +447,23 @@ class TestData:
         content[0]["prompt"] = prompt
         assert "prompt is" in only(self.check(config, content, tmp_path), FAIL).found
 
-    def test_repeated_query_ids(self, config, tmp_path):
-        assert "4 rows repeat" in only(self.check(config, rows(16) + rows(4), tmp_path), WARN).found
+    def test_without_query_id_ids_are_made(self, config, tmp_path):
+        content = [{key: value for key, value in row.items() if key != "query_id"} for row in rows(16)]
+        findings = self.check(config, content, tmp_path)
+        assert levels(findings) == [OK] * 3 and "ids are made from prompt and answer" in findings[1].found
+
+    def test_a_problem_may_occur_twice(self, config, tmp_path):
+        assert levels(self.check(config, rows(16) + rows(4), tmp_path)) == [OK, OK]
+
+    @pytest.mark.parametrize("in_two_files", [False, True])
+    def test_an_id_of_two_problems(self, config, tmp_path, in_two_files):
+        content = rows(32)
+        content[20]["query_id"] = content[3]["query_id"]
+        parts = [content[:16], content[16:]] if in_two_files else [content]
+        config.data.train_files = [as_json(tmp_path / f"{n}.json", part) for n, part in enumerate(parts)]
+        finding = only(data_files.check_data(config), FAIL)
+        assert "stands for different prompts" in finding.found and "What is 3 + 1?" in finding.found
+        assert "an id of its own" in finding.advice
 
     def test_fewer_rows_than_a_batch(self, config, tmp_path):
         assert "train_batch_size=16" in only(self.check(config, rows(15), tmp_path), FAIL).found

@@ -15,7 +15,7 @@ from r3_ext.launch import EXAMPLE_CONFIG, RECIPE_CONFIG, compose_config
 from recipe.r3.baseline import BaselineTrainer, LedgerMixin, MeasuredMixin
 
 PROFILES = ["embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_4x80gb", "gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"]
-METHODS = ["dapo", "grpo", "r3"]
+METHODS = ["dapo", "grpo", "r3", "r3_paper"]
 DEFAULT = "gpu_8x80gb"
 
 EMBEDDED_DIFFERS = [
@@ -191,6 +191,23 @@ def test_dapo_is_grpo_with_dynamic_sampling_and_clip_higher(composed):
         "actor_rollout_ref.actor.clip_ratio_high": 0.28,
     }
     assert dapo["actor_rollout_ref.actor.loss_agg_mode"] == "token-mean"
+
+
+def test_the_literal_reading_of_the_paper_differs_in_these_settings_only(composed):
+    """The rows of the recipe's table in which `r3_paper` and `r3` differ."""
+    r3, paper = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("r3", "r3_paper"))
+    changed = {key.removeprefix("algorithm.r3."): paper[key] for key in r3 if r3[key] != paper[key]}
+    assert changed == {
+        "history.max_per_outcome": 1000000,
+        "replay.reflected_unless": None,
+        "reflection.min_attempts": 1,
+        "reflection.count_reflected_attempts": True,
+        "reflection.max_fraction": 1.0,
+        "ranking.finished_reward": "zero",
+        "ranking.norm_by_std": True,
+    }
+    table = (RECIPE_CONFIG.parent / "README.md").read_text()
+    assert all(f"| `{key}` |" in table for key in changed)
 
 
 def test_methods_share_everything_but_the_method(composed):

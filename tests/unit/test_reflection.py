@@ -60,10 +60,9 @@ def make_build(tokenizer, cut: str = "middle", template: str = TEMPLATE):
 
     def build(messages, attempt, budget):
         attempt_ids = encode(tokenizer, attempt) if isinstance(attempt, str) else attempt
-        config = ReflectionConfig(cut=cut, template=template)
         decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         return build_reflection_messages(
-            messages, attempt_ids, config, budget, lambda chat: len(prompt_ids(tokenizer, chat)), decode
+            messages, attempt_ids, template, cut, budget, lambda chat: len(prompt_ids(tokenizer, chat)), decode
         )
 
     return build
@@ -267,6 +266,23 @@ def test_a_hard_query_gets_a_second_row_with_a_wrong_attempt_without_its_end_tok
         "reflection/given_up": 0,
         "reflection/transfer/queries": 0,
     }
+
+
+def test_a_cut_off_attempt_is_not_said_to_have_a_wrong_answer(tokenizer, history):
+    for query, truncated in (("cut", True), ("ended", False)):
+        ids = np.array(encode(tokenizer, "so far"))
+        history.add([Sample(query, ids, False, 0.0, truncated, step=1)] * 4, step=1)
+    planner = make_planner(tokenizer, history, template_cut_off="{question} was cut off: {attempt}")
+    batch = make_batch(tokenizer, ["cut", "ended"])
+    augmented, _ = planner.augment(batch, step=2)
+    asked = {row["query_id"]: row["raw_prompt"][-1]["content"] for row in worker_rows(augmented)[len(batch) :]}
+    assert asked == {"cut": "Solve cut. was cut off: so far", "ended": "Q: Solve ended.\nA: so far\nTry again."}
+
+
+def test_the_published_wordings_say_what_is_true_of_either_kind():
+    config = ReflectionConfig()
+    assert "cut off" in config.template_cut_off and "cut off" not in config.template
+    assert not any("final answer is wrong" in text for text in (config.template, config.template_cut_off))
 
 
 def add_attempts(tokenizer, history, step: int, *attempts: tuple[str, bool]) -> None:

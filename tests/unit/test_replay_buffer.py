@@ -45,7 +45,7 @@ N = 3
 def make_tag(correct: bool, score: float | None = None, variant: str = PLAIN, **changes) -> dict:
     score = float(correct) if score is None else score
     tag = {"group": "q", "variant": variant, "correct": correct, "truncated": False, "score": score}
-    return {**tag, "response_len": 10, **changes}
+    return {**tag, "prompt_len": 20, "response_len": 10, **changes}
 
 
 def make_meta(groups: dict[str, list[dict]]) -> KVBatchMeta:
@@ -116,6 +116,7 @@ def test_ledger_counts_each_group_once_and_every_way_out_of_death():
         "groups/rescued_by_replay": 2,
         "groups/ranked": 2,
         "groups/still_dead": 2,
+        "groups/no_signal": 2,
     }
     assert not any(count for name, count in ledger.items() if name.startswith("reflection/"))
 
@@ -134,6 +135,15 @@ def test_ledger_counts_each_group_once_and_every_way_out_of_death():
 def test_a_group_counts_as_ranked_only_when_its_rewards_differ(rewards, is_ranked):
     ledger = group_ledger(make_meta({"u": [WRONG] * 3}), ranked={"u": rewards} if rewards else {})
     assert (ledger["groups/ranked"], ledger["groups/still_dead"]) == (is_ranked, not is_ranked)
+
+
+def test_dead_is_about_answers_and_no_signal_about_rewards():
+    """With the length bonus an all-correct group is dead and trains, and a mixed one always does."""
+    bonus = [make_tag(True, 1.9), make_tag(True, 1.5)]
+    ledger = group_ledger(make_meta({"bonus": bonus, "equal": [RIGHT, RIGHT], "mixed": [RIGHT, WRONG]}), ranked={})
+    assert (ledger["groups/all_correct"], ledger["groups/still_dead"], ledger["groups/no_signal"]) == (2, 2, 1)
+    tied = make_meta({"tied": [WRONG] * 3, "replayed": [WRONG, WRONG, REPLAYED_RIGHT]})
+    assert group_ledger(tied, ranked={"tied": [0.25] * 3})["groups/no_signal"] == 1
 
 
 def test_reflection_groups_have_a_ledger_of_their_own():
@@ -163,13 +173,16 @@ def test_fresh_replayed_and_reflection_series_do_not_mix():
         }
     )
     expected = {
+        "trained": {"rows": 8, "tokens": 411},
         "fresh": {"rows": 3, "tokens": 90, "score/mean": 0.5, "acc/mean": 1 / 3, "truncated/mean": 1 / 3},
         "replay": {"rows": 3, "tokens": 21, "score/mean": 1.0, "acc/mean": 2 / 3, "truncated/mean": 1 / 3},
         "reflection": {"rows": 2, "tokens": 300, "score/mean": 0.5, "acc/mean": 0.5, "truncated/mean": 0.0},
     }
+    prompts = {"fresh": 60, "replay": 60, "reflection": 40}
     lengths = {"fresh": 30.0, "replay": 7.0, "reflection": 150.0}
     flat = {f"{name}/{key}": value for name, values in expected.items() for key, value in values.items()}
     flat |= {f"{name}/response_length/mean": value for name, value in lengths.items()}
+    flat |= {f"{name}/prompt_tokens": value for name, value in prompts.items()}
     assert series_metrics(batch) == pytest.approx({**flat, "replay/age/mean": 2.0, "reflection/solved": 1})
 
 
@@ -220,6 +233,12 @@ def test_patience_zero_never_warns():
 # rows
 
 
+def test_stored_log_probs_that_are_not_finite_count_as_unknown():
+    row = replayed_row(make_row(), sample := stored(log_probs=(-0.1, float("-inf"), -0.2, -0.3)), session=4)
+    assert replayed_tag(make_tag(False), sample, row, step=5)["stored_log_probs"] is False
+    assert replayed_tag(make_tag(False), stored(), row, step=5)["stored_log_probs"] is True
+
+
 def make_row(prompt=(7, 8, 9), response=(1, 2), score: float = 0.0, **changes) -> dict:
     """The fields of a finished trajectory."""
     prompts, responses = torch.tensor(prompt), torch.tensor(response)
@@ -252,7 +271,7 @@ def stored(tokens=(4, 5, 6, 4), log_probs=(-0.1, -0.2, -0.3, -0.4), query="q", *
 
 def test_a_replayed_row_has_the_fields_and_types_of_a_fresh_one():
     template = make_row(attention_mask=torch.ones(5, dtype=torch.int64))
-    row = replayed_row(template, stored(), "u", session=4)
+    row = replayed_row(template, stored(), session=4)
     assert row.keys() == template.keys()
     for name, value in template.items():
         assert type(row[name]) is type(value)
@@ -260,7 +279,7 @@ def test_a_replayed_row_has_the_fields_and_types_of_a_fresh_one():
 
 
 def test_a_replayed_row_is_the_stored_response_under_the_prompt_of_the_group():
-    row = replayed_row(make_row(attention_mask=torch.ones(5, dtype=torch.int64)), stored(), "u", session=4)
+    row = replayed_row(make_row(attention_mask=torch.ones(5, dtype=torch.int64)), stored(), session=4)
     assert row["input_ids"].tolist() == [7, 8, 9, 4, 5, 6, 4]
     assert row["prompts"].tolist() == [7, 8, 9] and row["responses"].tolist() == [4, 5, 6, 4]
     assert row["position_ids"].tolist() == list(range(7)) and row["attention_mask"].tolist() == [1] * 7
@@ -270,22 +289,27 @@ def test_a_replayed_row_is_the_stored_response_under_the_prompt_of_the_group():
     assert (row["uid"], row["session_id"]) == ("u" + REPLAY_MARK, 4)
 
 
+def test_a_replayed_row_is_compared_with_the_fresh_rows_even_where_their_keys_have_another_uid():
+    """verl's replay of recorded rollouts writes them under new keys, and their `uid` fields stay."""
+    assert replayed_row(make_row(uid="recorded"), stored(), session=4)["uid"] == "recorded" + REPLAY_MARK
+
+
 def test_a_replayed_row_leaves_the_template_and_the_sample_alone():
     template, sample = make_row(), stored()
-    replayed_row(template, sample, "u", session=4)["rollout_log_probs"].zero_()
+    replayed_row(template, sample, session=4)["rollout_log_probs"].zero_()
     assert template["responses"].tolist() == [1, 2] and template["uid"] == "u"
     assert sample.log_probs.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
 
 
 def test_log_probs_are_zeros_when_none_were_stored_and_absent_when_the_run_records_none():
-    assert replayed_row(make_row(), stored(log_probs=None), "u", 4)["rollout_log_probs"].tolist() == [0.0] * 4
+    assert replayed_row(make_row(), stored(log_probs=None), 4)["rollout_log_probs"].tolist() == [0.0] * 4
     template = {name: value for name, value in make_row().items() if name != "rollout_log_probs"}
-    assert "rollout_log_probs" not in replayed_row(template, stored(), "u", 4)
+    assert "rollout_log_probs" not in replayed_row(template, stored(), 4)
 
 
 def test_a_replayed_tag_describes_the_stored_response_and_its_age():
     fresh = make_tag(False, truncated=True, group="q", prompt_len=3, seq_len=5, response_len=2, global_steps=7)
-    row = replayed_row(make_row(), stored(), "u", session=4)
+    row = replayed_row(make_row(), stored(), session=4)
     assert replayed_tag(fresh, stored(), row, step=7) == {
         **{"group": "q", "variant": PLAIN, "global_steps": 7},
         **{"prompt_len": 3, "response_len": 4, "seq_len": 7},
@@ -398,13 +422,18 @@ def make_buffer(transfer_queue, history):
     def make(stall_timeout_s: float = 30.0, check_workers=lambda: None, abort=None, **replay) -> R3ReplayBuffer:
         buffer = R3ReplayBuffer("sync", {}, None, "drop", OmegaConf.create({}), poll_interval=0.02)
         deadline = {"rollout_deadline_s": 0.1, "group_size": N, "abort_rollouts": abort} if abort else {}
-        buffer.attach(history, ReplayConfig(**replay), 0, 100, stall_timeout_s, check_workers, **deadline)
+        settings = history, ReplayConfig(**replay), 0, 100, stall_timeout_s, check_workers
+        buffer.attach(*settings, **deadline, decode=lambda ids: TEXTS.get(ids[0], "no word of it"))
         return buffer
 
     yield make
     for partition, items in tq.kv_list().items():
         if items:
             tq.kv_clear(keys=list(items), partition_id=partition)
+
+
+TEXTS = {60: "The mistake in the earlier attempt was a sign.", 61: "I attempt this anew, without a hint."}
+"""Texts of stored answers by their first token."""
 
 
 class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
@@ -563,6 +592,36 @@ def test_answers_born_under_reflection_reach_plain_groups_only_on_request(make_b
     assert len(batch) == N + allowed
 
 
+def test_answers_that_speak_of_an_attempt_are_not_replayed_where_none_is_shown(make_buffer, history):
+    found = [stored(correct=True, step=1, variant=REFLECTION, tokens=[first, 1], log_probs=None) for first in (60, 61)]
+    history.add(found, step=1)
+    write_group("q", ("wrong",) * N, step=2)
+    batch, metrics = make_buffer(k=2).sample(2, "train", 1)
+    assert [tag["response_len"] for tag in batch.tags[N:]] == [2]
+    assert read(batch)[batch.keys[N]]["responses"].tolist() == [61, 1]
+    assert metrics["replay/passed_over_for_text"] == 1
+    write_group("q", ("wrong",) * N, step=3)
+    batch, _ = make_buffer(k=2, reflected_unless=None).sample(3, "train", 1)
+    assert len(batch) == N + 2
+
+
+def test_the_share_of_answers_that_speak_of_an_attempt_is_logged(make_buffer, history):
+    buffer = make_buffer()
+    write_group("q", ("right", "wrong"), step=2)
+    write_group("q", ("right",) * 3 + ("wrong",), step=2, variant=REFLECTION)
+    buffer.reflection_groups = 1
+    _, metrics = buffer.sample(2, "train", 1)
+    assert metrics["reflection/speaks_of_attempt/mean"] == 0
+
+
+def test_what_was_found_under_reflection_on_one_attempt_is_not_shown_beside_another(make_buffer, history):
+    """It may speak of the attempt that its own prompt showed."""
+    history.add([stored(correct=True, step=1, variant=REFLECTION)], step=1)
+    write_group("q", ("wrong",) * N, step=2, variant=REFLECTION)
+    batch, _ = make_buffer().sample(2, "train", 1)
+    assert len(batch) == N
+
+
 def test_the_control_experiment_replays_answers_of_another_query_under_this_ones_prompt(make_buffer, history):
     history.add(
         [stored(correct=True, step=1), stored(correct=True, step=1, query="other", tokens=[55], log_probs=[-0.1])],
@@ -644,7 +703,7 @@ def test_aborted_members_leave_the_group_and_stored_samples_take_their_place(mak
     assert sorted(batch.keys) == [f"{uid}_0_0", f"{uid}_2_0", f"{uid}_3_0"]  # a mixed group: one sample, any outcome
     assert [is_fresh(tag) for tag in batch.tags].count(False) == 1
     assert f"{uid}_1_0" not in tq.kv_list("train")["train"]
-    assert history.success_rates(["q"], 1) == {"q": pytest.approx(3 / 5)}, "an aborted response is no attempt"
+    assert history.success_rates(["q"], 1) == {"q": pytest.approx(3 / 6)}, "an aborted response is an attempt"
 
 
 def test_in_a_dead_group_the_gap_is_filled_by_opposing_samples_first_and_none_twice(make_buffer, history):

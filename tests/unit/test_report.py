@@ -273,8 +273,7 @@ def test_truncation_that_rises_without_accuracy_is_a_warning(accuracy, warned):
 def test_rescued_groups_are_summed_over_steps():
     text = said([training_row(1), training_row(2)])[0].text.replace("\xa0", " ")
     assert text == (
-        "8 of 10 dead groups rescued (80 %), 6 by replay and 2 by ranking alone; 2 stayed without signal. "
-        "All groups: 16."
+        "8 of 10 dead groups rescued (80 %), 6 by replay and 2 by ranking alone; 2 stayed dead. All groups: 16."
     )
 
 

@@ -41,7 +41,12 @@ def test_counts_add_up_over_steps_and_kinds_of_rows():
     assert summary["generated_tokens"] == 3 * 150
     assert summary["trained_rows"] == 3 * (8 + 1 + 4)
     assert summary["groups"]["rescued_by_replay"] == 3 and summary["groups"]["still_dead"] == 0
-    assert summary["reflection"] == {"prompts": 3, "solved": 3}
+    assert summary["reflection"] == {"prompts": 3, "solved": 3, "prompt_tokens": 0}
+    assert summary["trained_tokens"] is None and summary["groups"]["split"] is None, "not logged is not zero"
+    logged = [row(1, 0.5, **{"trained/tokens": 160, "groups/split": 0, "groups/no_signal": 1})] * 2
+    counted = summarise(logged, batch_size=2, n=4, seconds_total=60.0)
+    assert counted["trained_tokens"] == 320
+    assert (counted["groups"]["split"], counted["groups"]["no_signal"]) == (0, 2)
     assert (summary["reward"]["first"], summary["reward"]["last"]) == (0.5, 0.9)
     assert summary["val"] == {"first": pytest.approx(0.3), "last": 0.5}
     assert summary["seconds"] == {"total": 60.0, "per_step_median": 2.0}

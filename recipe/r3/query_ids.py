@@ -1,0 +1,50 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What a problem is called in the history: its `query_id`, or an id made from its prompt and answer.
+
+Replay takes what is stored under an id for answers to the same problem. An id that stands for two of them would train
+one problem's answer as the right one of another.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+
+def make_query_id(prompt: list[dict] | str, ground_truth) -> str:
+    """16 hex digits that depend on the messages and the answer alone, not on the file or the place in it."""
+    text = json.dumps([prompt, ground_truth], sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def check_query_ids(query_ids: Iterable, prompts: Iterable) -> None:
+    """Raises ValueError when one id, compared as text, stands for different prompts."""
+    first_prompt = {}
+    for query_id, prompt in zip(map(str, query_ids), prompts, strict=True):
+        first = first_prompt.setdefault(query_id, prompt)
+        if first is not prompt and first != prompt:
+            raise ValueError(
+                f"query_id {_short(query_id)!r} stands for different prompts, {_last_words(first)!r} and "
+                f"{_last_words(prompt)!r}: replay would train the answers of one as answers of the other; give each "
+                "problem an id of its own, or leave the column out, and ids are made from prompt and answer"
+            )
+
+
+def _last_words(prompt) -> str:
+    text = prompt if isinstance(prompt, str) else prompt[-1].get("content") if prompt else ""
+    return _short(str(text))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
