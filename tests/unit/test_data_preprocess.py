@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from r3_ext import data, launch
+from r3_ext import data, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("R3_SHARED_DATA", ROOT.parent / "shared" / "data"))
@@ -242,7 +242,7 @@ def problems_file(path: Path, *names: str) -> str:
 
 
 def trained_on(cache: Path, source: str | None, val: str | None = None) -> set[str]:
-    train, _ = launch.prepare_deepscaler(cache, source, val, say=lambda text: None)
+    train, _ = prepare.prepare_deepscaler(cache, source, val, say=lambda text: None)
     return {
         row["prompt"][0]["content"].split("?")[0].removeprefix("What is ") for row in pq.read_table(train).to_pylist()
     }
