@@ -7,6 +7,8 @@
                 part of the time) and as one group; against one `topk` of the same width and one `mean` over the same
                 entropies. Rows of full length, of random lengths, and of lengths within a tenth of each other
     advantage   eq. (3) on groups of 8, none or every fourth with a replayed row; against verl's GRPO advantage
+    order       20,000 rows of 300 to 8,500 tokens dealt to 8 ranks and 2 or 16 optimizer steps, 400 groups of 17 kept
+                whole; against verl's own dealing of the same rows, which keeps none. It has to take under 0.2 s
 
 The two of a pair take turns and the medians are compared. Exits with 1 if one of R^3's is over the bound. On one thread
 by default, because that is what Ray gives to the process that trains; with more threads than idle cores the many short
@@ -23,8 +25,10 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from recipe.r3.core_algos import compute_r3_advantage, structural_entropy_ranking_reward
+from recipe.r3.mini_batches import order_rows, rows_with_room
 
 BOUND = 1.5
 TOP_RATIO, MAX_REWARD = 0.2, 0.5
@@ -90,6 +94,23 @@ def advantage_pairs(rows: int, tokens: int) -> list[Pair]:
     ]
 
 
+def order_pairs() -> list[Pair]:
+    ranks, group_size = 8, 16
+    lengths = np.random.default_rng(0).lognormal(8, 0.7, 20_000).clip(max=8192).astype(int) + 300
+    # The replayed row of each rescued group stands behind all fresh ones.
+    groups = [[*range(group_size * group, group_size * (group + 1)), 19_600 + group] for group in range(400)]
+
+    def order(steps: int) -> None:
+        rows = rows_with_room([len(group) for group in groups], len(lengths), steps, ranks * steps)
+        padded = np.pad(lengths, (0, rows - len(lengths)), constant_values=1)
+        order_rows(groups, calculate_workload(torch.from_numpy(padded)).tolist(), ranks, steps)
+
+    def reference() -> None:
+        get_seqlen_balanced_partitions(calculate_workload(torch.from_numpy(lengths)).tolist(), ranks, equal_size=True)
+
+    return [(f"order, {steps} optimizer steps", lambda steps=steps: order(steps), reference) for steps in (2, 16)]
+
+
 def seconds(run: Callable[[], object]) -> float:
     start = perf_counter()
     run()
@@ -107,7 +128,8 @@ def main() -> None:
     print(f"{args.rows} rows of {args.tokens} tokens, median of {args.repeats}, {args.threads} threads, milliseconds")
     print(f"{'':<52}{'R^3':>9}{'reference':>11}{'ratio':>8}{'bound':>7}", flush=True)
     missed = 0
-    for name, ours, reference in ranking_pairs(args.rows, args.tokens) + advantage_pairs(args.rows, args.tokens):
+    pairs = ranking_pairs(args.rows, args.tokens) + advantage_pairs(args.rows, args.tokens) + order_pairs()
+    for name, ours, reference in pairs:
         ours(), reference()  # warm up
         times = [(seconds(ours), seconds(reference)) for _ in range(args.repeats)]
         r3, other = (median(column) for column in zip(*times, strict=True))

@@ -14,7 +14,7 @@
 """Settings of R^3 under `algorithm.r3`, checked once, before Ray starts or a model loads.
 
 A key whose note says [U] is not published in the paper: its default is this recipe's choice, and the README's table
-of unpublished choices gives the reason.
+"Paper, r3_paper, r3" gives the reason.
 """
 
 import math
