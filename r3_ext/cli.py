@@ -1,4 +1,4 @@
-"""The command `r3`. Each subcommand is a module with `main(argv) -> exit code`, imported only when it is asked for."""
+"""The command `r3`. Each subcommand is a function (argv) -> exit code, imported only when it is asked for."""
 
 import argparse
 import importlib
@@ -6,6 +6,7 @@ import sys
 
 COMMANDS = {
     "run": ("r3_ext.launch", "prepare, check, train, and leave a run folder behind"),
+    "resume": ("r3_ext.launch:resume", "go on with a run, with the settings that it has"),
     "doctor": ("r3_ext.doctor.command", "check this machine, the installation and a configuration"),
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),
@@ -25,7 +26,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, help="`r3 COMMAND --help` tells more")
     # Only the first word is parsed here: what follows may be hydra overrides, which argparse would misread.
     command = parser.parse_args(argv[:1]).command
-    return importlib.import_module(COMMANDS[command][0]).main(argv[1:])
+    module, _, function = COMMANDS[command][0].partition(":")
+    try:
+        return getattr(importlib.import_module(module), function or "main")(argv[1:])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -81,7 +81,9 @@ def closing_table(summary: dict) -> Table:
     groups, reward, val, seconds = (summary[key] for key in ("groups", "reward", "val", "seconds"))
     table.add_row("steps / epochs", f"{summary['steps']} / {summary['epochs']}")
     table.add_row("prompts", f"{summary['prompts']:,}")
-    table.add_row("generated tokens", f"{summary['generated_tokens']:,}")
+    again = summary["trained_again"]
+    cut = f"; {again['generated_tokens']:,} more in {again['steps']} steps trained again" if again["steps"] else ""
+    table.add_row("generated tokens", f"{summary['generated_tokens']:,}{cut}")
     tokens = f" of {summary['trained_tokens']:,} tokens" if summary["trained_tokens"] is not None else ""
     table.add_row("trained rows", f"{summary['trained_rows']:,}{tokens}")
     if groups["total"] is not None:
@@ -99,5 +101,6 @@ def closing_table(summary: dict) -> Table:
     table.add_row("reward, first to last", f"{reward['first']} to {reward['last']}")
     if val["first"] is not None:
         table.add_row("validation accuracy", f"{val['first']} to {val['last']}")
-    table.add_row("seconds", f"{seconds['total']} ({seconds['per_step_median']} per step, median)")
+    starts = f", {summary['starts']} starts" if summary["starts"] > 1 else ""
+    table.add_row("seconds", f"{seconds['total']} ({seconds['per_step_median']} per step, median{starts})")
     return table

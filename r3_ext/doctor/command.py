@@ -125,17 +125,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def examine(profile: str, method: str, overrides: list[str]) -> list[Finding]:
     """Compose the configuration and check it; a configuration that does not compose is a finding."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from r3_ext.launch import compose_config
+    from r3_ext.config import compose_config
 
     try:
         config = compose_config([f"+profile={profile}", f"+method={method}", *overrides])
-        return diagnose(config)
-    except (HydraException, OmegaConfBaseException) as error:
+    except ValueError as error:
         advice = "correct the override or the file that the message names"
-        return [Finding(FAIL, "config", str(error).strip(), advice)]
+        return [Finding(FAIL, "config", str(error), advice)]
+    return diagnose(config)
 
 
 def main(argv: list[str]) -> int:

@@ -28,7 +28,8 @@ from rich.table import Table
 
 from r3_ext import supervise
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
-from r3_ext.launch import ROOT, gpu_count, no_rambling
+from r3_ext.launch import ROOT, gpu_count
+from r3_ext.start import no_rambling
 from r3_ext.study import arms, figure, record
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
 from r3_ext.summary import read_metrics
@@ -65,7 +66,8 @@ def main(argv: list[str]) -> int:
     if args.summarise:
         error = None if (args.out / PLAN).exists() else f"{args.out} holds no study; --out names its folder"
     else:
-        error = (args.rambling and no_rambling(profile)) or check_plan(args.out, plan_of(args, profile))
+        error = no_rambling(profile, os.environ.get("DATA")) if args.rambling else None
+        error = error or check_plan(args.out, plan_of(args, profile))
     if error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 2

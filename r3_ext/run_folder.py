@@ -1,0 +1,154 @@
+"""Which folder a run has, and the record of its starts that makes it one: starts.jsonl.
+
+A line is written when a run starts (`event` start: when, arguments, step, files, commit) and one when it ends (`event`
+end: seconds, exit code). A start without an end was killed.
+"""
+
+import difflib
+import fcntl
+import hashlib
+import json
+import os
+import re
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+STARTS = "starts.jsonl"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_name(option: str, name: str | None) -> None:
+    """Refuse a name that would leave its folder, or that hydra, a shell or a file system reads otherwise.
+
+    Raises:
+        ValueError: it holds anything but letters, digits, `.`, `_` and `-`.
+    """
+    if name is not None and not NAME.fullmatch(name):
+        raise ValueError(
+            f"{option} must be a name of up to 100 letters, digits, '.', '_' and '-' that begins with a letter or "
+            f"digit, got {name!r}; another place is named with --outputs"
+        )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `r3 run` made this folder."""
+    try:
+        return bool(read_starts(folder))
+    except ValueError:
+        return False
+
+
+def read_starts(folder: Path) -> list[dict]:
+    """The lines of starts.jsonl, oldest first; none where there is no such file. A torn last line is left out.
+
+    Raises:
+        ValueError: the file is damaged, or not what a run wrote.
+    """
+    file = folder / STARTS
+    if not file.is_file():
+        return []
+    lines = []
+    text = file.read_text(errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            if number == len(text.splitlines()) and not text.endswith("\n"):
+                break  # the line being written when the machine stopped
+            raise ValueError(f"{file}, line {number}: not a line of a run's record of its starts") from None
+        if not isinstance(entry, dict) or entry.get("event") not in ("start", "end"):
+            raise ValueError(f"{file}, line {number}: not a line of a run's record of its starts")
+        lines.append(entry)
+    if lines and not isinstance(lines[0].get("arguments"), dict):
+        raise ValueError(f"{file}, line 1: holds no arguments of a start")
+    return lines
+
+
+def append(folder: Path, event: str, **facts) -> None:
+    """Add a line to the record, on disk before this returns."""
+    line = {"event": event, "when": datetime.now().astimezone().isoformat(timespec="seconds"), **facts}
+    with open(folder / STARTS, "ab+") as record:
+        record.seek(0)
+        whole = record.read().rfind(b"\n") + 1
+        record.truncate(whole)  # a line that was being written when the machine stopped
+        record.write(json.dumps(line).encode() + b"\n")
+        record.flush()
+        os.fsync(record.fileno())
+
+
+@contextmanager
+def held(folder: Path):
+    """Keep the folder for this process alone.
+
+    Raises:
+        ValueError: another process is training in it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ValueError(f"{folder} is in use: its run is training now") from None
+    finally:
+        os.close(handle)
+
+
+def claim(folder: Path) -> None:
+    """Refuse a folder that holds anything and is no run.
+
+    Raises:
+        ValueError: it is not empty, or not a folder, or cannot be made.
+    """
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if not above.is_dir():
+        raise ValueError(f"{above} is a file: no run folder can be made there; name another with --outputs")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{above} cannot be written; name another folder with --outputs")
+    if folder.is_dir() and any(folder.iterdir()) and not is_run(folder):
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:3])
+        raise ValueError(
+            f"{folder} holds files that no run wrote ({names}) and stays as it is; choose another name with --run"
+        )
+
+
+def runs_below(outputs: Path) -> dict[str, Path]:
+    """The runs of an outputs folder, as EXPERIMENT/RUN, oldest first."""
+    found = [file.parent for file in outputs.glob(f"*/*/{STARTS}") if is_run(file.parent)]
+    found.sort(key=lambda folder: (read_starts(folder)[0]["when"], folder))
+    return {f"{folder.parent.name}/{folder.name}": folder for folder in found}
+
+
+def find(outputs: Path, run: str, experiment: str | None = None) -> Path | None:
+    """The folder of the run that `run` names: RUN, EXPERIMENT/RUN or a path; None where there is none.
+
+    Raises:
+        ValueError: several experiments have a run of that name.
+    """
+    if experiment is None and is_run(Path(run)):
+        return Path(run)
+    runs = runs_below(outputs)
+    wanted = run if experiment is None else f"{experiment}/{run}"
+    matches = [name for name in runs if wanted in (name, name.split("/")[1])]
+    if len(matches) > 1:
+        raise ValueError(f"{len(matches)} runs are called {run}: {', '.join(matches)}; name the experiment as well")
+    return runs[matches[0]] if matches else None
+
+
+def missing(outputs: Path, run: str) -> str:
+    """The sentence on a run that there is not: the nearest name, and those that there are."""
+    runs = list(runs_below(outputs))
+    if not runs:
+        return f"no run {run}: {outputs} holds none"
+    short = {name.split("/")[1]: name for name in runs} | {name: name for name in runs}
+    near = difflib.get_close_matches(run, short, n=1)
+    shown = ", ".join(runs[-10:]) + (f" and {len(runs) - 10} older ones" if len(runs) > 10 else "")
+    meant = f"did you mean {short[near[0]]}? " if near else ""
+    return f"no run {run} in {outputs}; {meant}There are: {shown}"
+
+
+def digest(files: list[str]) -> dict[str, str | None]:
+    """sha256 of each file, None of what is no file here."""
+    return {
+        file: hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else None for file in files
+    }

@@ -1,0 +1,231 @@
+"""A start of a run: a new one, or a later one that keeps what the run was started with."""
+
+import argparse
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from r3_ext import changes as changing
+from r3_ext.changes import Changes
+from r3_ext.config import EXAMPLE_CONFIG, ROOT, quoted
+from r3_ext.prepare import EMBEDDED
+from r3_ext.run_folder import append, check_name, claim, digest, find, missing, read_starts
+from r3_ext.summary import CUT, read_metrics
+
+FILES = ("data.train_files", "data.val_files")
+NEW = "leave it out, give --change to go on as another run, or start a new one with another --run"
+
+
+@dataclass
+class Start:
+    folder: Path
+    options: dict[str, object]
+    """Those of `changes.OPTIONS`."""
+    sources: dict[str, str]
+    """DATA, VAL_DATA and MODEL, where they are set."""
+    overrides: list[str]
+    known: list[dict] = field(default_factory=list)
+    """The run's record of its starts; empty for a new run."""
+    change: bool = False
+    """Whether it may become another run."""
+    asked: Changes = field(default_factory=dict)
+    """Options and sources that differ from the last start's."""
+    shown: Changes = field(default_factory=dict)
+    """Differences that were said already."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def method(self) -> str:
+        return self.options["method"]
+
+    @property
+    def profile(self) -> str:
+        return self.options["profile"]
+
+    @property
+    def cache(self) -> Path:
+        return Path(self.options["cache"])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last start came to its end, and this one names no checkpoint to go back to."""
+        once = len(self.overrides) > len(changing.without_once(self.overrides))
+        return bool(self.known) and self.known[-1].get("exit_code") == 0 and not once
+
+    def compose(self, overrides: list[str]) -> list[str]:
+        """All overrides of the start, these between its method and its own."""
+        return [f"+profile={self.profile}", f"+method={self.method}", *overrides, *self.overrides]
+
+    def stored_paths(self) -> list[str]:
+        """Overrides that name the model and the data files of the last start."""
+        if not (self.folder / "config.yaml").is_file():
+            return []
+        old = changing.stored_settings(self.folder)
+        return [f"{key}={_hydra_value(old[key])}" for key in changing.PREPARED if old.get(key)]
+
+    def check(self, settings: dict[str, object], data: DictConfig | None, say) -> Changes:
+        """What differs from the settings of the last start.
+
+        settings: by dotted key.
+        data: section `data` once the files are prepared, whose contents are compared too; None before.
+
+        Raises:
+            ValueError: a difference makes it another run, and --change was not given.
+        """
+        if not (self.folder / "config.yaml").is_file():
+            return {}
+        old = changing.stored_settings(self.folder)
+        found = self.asked | changing.between(old, settings)
+        if data is not None:
+            found = _compare_files(found, self._last_start["files"], contents(data))
+        if found and found != self.shown:
+            say("\n".join(["differs from the last start:", *changing.lines(found)]))
+            self.shown = found
+        if (binding := changing.bound(found)) and not self.change:
+            raise ValueError(f"{self.name} was started with other settings: {', '.join(list(binding)[:3])}; {NEW}")
+        return found
+
+    @property
+    def _last_start(self) -> dict:
+        return [line for line in self.known if line["event"] == "start"][-1]
+
+    def check_goes_on(self, step: int, say) -> None:
+        """Say where the run goes on, and what becomes of the rows of metrics behind that.
+
+        Raises:
+            ValueError: it came to its end and left no checkpoint.
+        """
+        if not self.known:
+            return
+        rows = sum(row["step"] > step for row in read_metrics(self.folder / "metrics.jsonl"))
+        if step < 0 and rows and self.is_finished:
+            raise ValueError(
+                f"{self.name} came to its end and left no checkpoint to go on from: start a new run under another name"
+            )
+        where = f"goes on from the checkpoint of step {step}" if step >= 0 else "no checkpoint: begins again at step 0"
+        say(where + (f"; {rows} rows of metrics after it are moved to {CUT}" if rows else ""))
+
+    def record(self, step: int, config: DictConfig, changed: Changes, commit: str | None) -> None:
+        """Write this start into the run's record; one before it that was killed gets its end."""
+        if self.known and self.known[-1]["event"] == "start":
+            append(self.folder, "end", seconds=_seconds_seen(self.folder, self.known[-1]), exit_code=None)
+        append(
+            self.folder,
+            "start",
+            step=step,
+            commit=commit,
+            changed={key: list(values) for key, values in changed.items()},
+            files=contents(config.data),
+            arguments={
+                "options": self.options,
+                "sources": self.sources,
+                "overrides": changing.without_once(self.overrides),
+            },
+        )
+
+
+def settle(args: argparse.Namespace, resume: bool, default_profile: str) -> Start:
+    """Which run is meant, and with what it starts; sets DATA, VAL_DATA and MODEL to what the run keeps.
+
+    Raises:
+        ValueError: a name, a folder or an option that cannot be taken.
+    """
+    for name, value in {"--warm-start-steps": args.warm_start_steps, "--until-tokens": args.until_tokens}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not resume:
+        check_name("--run", args.run)
+        check_name("--experiment", args.experiment)
+    folder = find(args.outputs, args.run, args.experiment) if args.run else None
+    if resume and folder is None:
+        raise ValueError(missing(args.outputs, args.run))
+    given = {
+        "options": {name: value for name in changing.OPTIONS if (value := getattr(args, name)) is not None},
+        "sources": {name: _absolute(os.environ[name]) for name in changing.SOURCES if os.environ.get(name)},
+        "overrides": args.overrides,
+    }
+    if "cache" in given["options"]:
+        given["options"]["cache"] = str(args.cache.resolve())
+    start = _later(folder, given, args.change) if folder else _new(args, given, default_profile)
+    if start.options["rambling"] and (error := no_rambling(start.profile, start.sources.get("DATA"))):
+        raise ValueError(error)
+    profiles = sorted(path.stem for path in (EXAMPLE_CONFIG / "profile").glob("*.yaml"))
+    if start.profile not in profiles:
+        raise ValueError(f"there is no profile {start.profile!r}; there are {', '.join(profiles)}")
+    os.environ.update(start.sources)
+    return start
+
+
+def _new(args: argparse.Namespace, given: dict, default_profile: str) -> Start:
+    if args.change:
+        raise ValueError("--change is for a run that there is already; leave it out")
+    defaults = {name: None for name in changing.OPTIONS} | {
+        "method": "r3",
+        "profile": os.environ.get("R3_PROFILE") or default_profile,
+        "rambling": False,
+        "wandb": False,
+        "cache": str(ROOT / ".cache"),
+    }
+    options = defaults | given["options"]
+    experiment = args.experiment or f"{options['method']}_{options['profile']}"
+    folder = args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))
+    claim(folder.absolute())
+    return Start(folder.resolve(), options, given["sources"], given["overrides"])
+
+
+def _later(folder: Path, given: dict, change: bool) -> Start:
+    known = read_starts(folder)
+    stored = [line for line in known if line["event"] == "start"][-1]["arguments"]
+    kept = changing.merged(stored, given)
+    old, new = stored["options"], kept["options"]
+    asked = {f"--{name.replace('_', '-')}": (old.get(name), value) for name, value in new.items()}
+    asked |= {name: (stored["sources"].get(name), value) for name, value in kept["sources"].items()}
+    asked = {name: (old, new) for name, (old, new) in asked.items() if old != new}
+    return Start(folder.resolve(), kept["options"], kept["sources"], kept["overrides"], known, change, asked)
+
+
+def _absolute(source: str) -> str:
+    """A path for good, whatever the working folder; what is no path here, an id on the hub, as it is."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
+
+
+def no_rambling(profile: str, data: str | None) -> str | None:
+    """Why --rambling has no meaning here, or None."""
+    if profile == EMBEDDED and not data:
+        return None
+    return "--rambling concerns the problems that the embedded profile generates; leave it out, or unset DATA"
+
+
+def _hydra_value(value: str | list[str]) -> str:
+    return quoted(value) if isinstance(value, str) else f"[{','.join(map(quoted, value))}]"
+
+
+def contents(data: DictConfig) -> dict[str, list[str | None]]:
+    """sha256 of the data files of a run, by setting."""
+    files = {key: data[key.split(".")[1]] for key in FILES}
+    return {
+        key: list(digest([value] if isinstance(value, str) else list(value or ())).values())
+        for key, value in files.items()
+    }
+
+
+def _compare_files(found: Changes, old: dict, new: dict) -> Changes:
+    """Files count by what they hold: the same ones at another place are no change, others at the same place are."""
+    found = {key: values for key, values in found.items() if key not in FILES or old[key] != new[key]}
+    for key in FILES:
+        if old[key] != new[key] and key not in found:
+            found[f"content of {key}"] = old[key], new[key]
+    return found
+
+
+def _seconds_seen(folder: Path, start: dict) -> float:
+    """How long a start that was killed wrote to its log or its metrics."""
+    written = [file.stat().st_mtime for name in ("run.log", "metrics.jsonl") if (file := folder / name).exists()]
+    return round(max(0.0, max(written, default=0) - datetime.fromisoformat(start["when"]).timestamp()), 1)

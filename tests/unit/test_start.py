@@ -1,0 +1,264 @@
+"""Later starts of a run: what it keeps, what counts as a change, and which folders are runs."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from r3_ext import changes, launch, run_folder
+from r3_ext.config import compose_config, quoted
+from r3_ext.failure import error_lines
+from r3_ext.metrics_file import MetricsFile
+from r3_ext.start import settle
+from r3_ext.summary import over_starts, read_metrics, seconds_of
+
+HOSTILE = (
+    "a=b,c",
+    "it's",
+    "a\\'b",
+    "x\\",
+    "\\\\'",
+    'é~#({["',
+    "two words",
+    " ",
+    "a\\b",
+    "null",
+    "3",
+    "[1]",
+    "*",
+    "!x",
+    "'",
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (*changes.SOURCES, "R3_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def start_of(*argv: str, resume: bool = False):
+    return settle(launch.parse(list(argv), resume), resume, "embedded")
+
+
+def begin(*argv: str, ends: int | None = 0, data: Path | None = None):
+    """A run folder as a start with these arguments leaves it, without the training."""
+    start = start_of(*argv)
+    files = [f"data.train_files={quoted(data)}"] if data else []
+    places = launch.run_overrides(start.folder, start.method, False)
+    config = compose_config(start.compose(places + files))
+    start.folder.mkdir(parents=True)
+    start.record(-1, config, {}, None)
+    OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
+    if ends is not None:
+        run_folder.append(start.folder, "end", seconds=10.0, exit_code=ends)
+    return start.folder
+
+
+def compare(start, say=lambda text: None) -> changes.Changes:
+    """What the command compares before it loads anything."""
+    places = launch.run_overrides(start.folder, start.method, False)
+    return start.check(launch.resolved(compose_config(start.compose(places + start.stored_paths()))), None, say)
+
+
+def test_quoted_values_reach_the_config_as_they_are():
+    texts = ",".join(quoted(value) for value in HOSTILE)
+    keys = ("data.prompt_key", "data.reward_fn_key", "trainer.project_name")
+    alone = [f"{key}={quoted(value)}" for key, value in zip(keys, HOSTILE, strict=False)]
+    config = compose_config(["+profile=embedded", "+method=r3", f"data.train_files=[{texts}]", *alone])
+    assert tuple(config.data.train_files) == HOSTILE
+    assert (config.data.prompt_key, config.data.reward_fn_key, config.trainer.project_name) == HOSTILE[:3]
+
+
+@pytest.mark.parametrize("value", ["${oc.env:HOME}", "a\nb", "a\0b"])
+def test_what_the_settings_cannot_hold_is_refused(value):
+    with pytest.raises(ValueError, match="rename it"):
+        quoted(value)
+
+
+def test_a_run_that_goes_on_keeps_method_profile_options_and_overrides():
+    begin("--run", "a", "--method", "grpo", "--until-tokens", "500", "--profile", "embedded", "trainer.total_epochs=3")
+    start = start_of("a", "data.seed=3", resume=True)
+    assert (start.method, start.profile, start.options["until_tokens"]) == ("grpo", "embedded", 500)
+    assert start.overrides == ["trainer.total_epochs=3", "data.seed=3"]
+    assert start_of("--run", "a").overrides == ["trainer.total_epochs=3"], "by name, as by resume"
+
+
+def test_nothing_given_changes_nothing():
+    begin("--run", "a", "algorithm.r3.replay.k=4")
+    assert compare(start_of("a", resume=True)) == {}
+
+
+def test_with_change_it_goes_on_as_another_run_and_says_so():
+    begin("--run", "a", "algorithm.r3.replay.k=4")
+    said = []
+    found = compare(start_of("a", "--change", "algorithm.r3.replay.k=1", resume=True), said.append)
+    assert found == {"algorithm.r3.replay.k": (4, 1)}
+    assert "algorithm.r3.replay.k: 4 -> 1   (another run: needs --change)" in said[0]
+
+
+def test_a_free_setting_is_taken_and_shown():
+    begin("--run", "a")
+    said = []
+    found = compare(start_of("a", "trainer.total_epochs=77", "trainer.save_freq=7", resume=True), said.append)
+    assert sorted(found) == ["trainer.save_freq", "trainer.total_epochs"]
+    assert "trainer.total_epochs: " in said[0] and "-> 77" in said[0] and "needs --change" not in said[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        (["algorithm.r3.replay.k=1"], "algorithm.r3.replay.k"),
+        (["--method", "grpo"], "--method"),
+        (["data.train_batch_size=4"], "data.train_batch_size"),
+        (["data.seed=9"], "data.seed"),
+        (["actor_rollout_ref.model.path=other"], "actor_rollout_ref.model.path"),
+        (["--profile", "gpu_1x24gb"], "--profile"),
+        (["--rambling"], "--rambling"),
+    ],
+)
+def test_what_makes_it_another_run_needs_change(given, key):
+    begin("--run", "a", "algorithm.r3.replay.k=4")
+    with pytest.raises(ValueError, match=rf"other settings: .*{key}.*give --change"):
+        compare(start_of("a", *given, resume=True))
+
+
+def test_the_first_default_of_another_experiment_is_not_taken():
+    """`--method grpo --run a` and then `--run a`: the run that there is, not a new one of R^3."""
+    folder = begin("--run", "a", "--method", "grpo")
+    assert start_of("--run", "a").folder == folder
+    begin("--run", "a", "--experiment", "other")
+    with pytest.raises(ValueError, match="grpo_embedded/a, other/a"):
+        start_of("--run", "a")
+    assert start_of("grpo_embedded/a", resume=True).folder == folder
+    assert start_of(str(folder), resume=True).folder == folder
+
+
+def test_a_setting_that_was_added_can_be_changed():
+    begin("--run", "a", "+ray_kwargs.ray_init.x=1")
+    start = start_of("a", "ray_kwargs.ray_init.x=2", resume=True)
+    assert start.overrides == ["++ray_kwargs.ray_init.x=2"]
+    assert compare(start) == {"ray_kwargs.ray_init.x": (1, 2)}
+
+
+def test_the_checkpoint_to_go_on_from_is_named_for_one_start_only():
+    folder = begin("--run", "a")
+    given = ["trainer.resume_mode=resume_path", "trainer.resume_from_path=x/global_step_3"]
+    start = start_of("a", *given, resume=True)
+    assert compare(start) == {} and not start.is_finished
+    start.record(3, compose_config(start.compose([])), {}, None)
+    run_folder.append(folder, "end", seconds=1.0, exit_code=0)
+    assert start_of("a", resume=True).overrides == []
+
+
+def test_data_are_kept_by_their_contents(tmp_path, monkeypatch):
+    first, moved, other = (tmp_path / name for name in ("a.parquet", "b.parquet", "c.parquet"))
+    first.write_bytes(b"rows"), moved.write_bytes(b"rows"), other.write_bytes(b"others")
+    monkeypatch.setenv("DATA", "a.parquet")
+    begin("--run", "a", data=first)
+    monkeypatch.delenv("DATA")
+    start = start_of("a", resume=True)
+    assert os.environ["DATA"] == str(first), "a later start in another folder, without DATA, trains on the same file"
+    settings = launch.run_overrides(start.folder, start.method, False)
+
+    def differs(file: Path) -> changes.Changes:
+        config = compose_config(start_of("a", resume=True).compose([*settings, f"data.train_files={quoted(file)}"]))
+        return start_of("a", "--change", resume=True).check(launch.resolved(config), config.data, lambda text: None)
+
+    assert differs(first) == differs(moved) == {}
+    assert list(differs(other)) == ["data.train_files"]
+    first.write_bytes(b"other rows at the same place")
+    assert list(differs(first)) == ["content of data.train_files"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]\n", b'{"event": "start"}\n', b"\xff\xfe\n", b'{"a":' * 100_000])
+def test_a_folder_with_a_foreign_starts_file_is_no_run(tmp_path, content):
+    folder = tmp_path / "outputs" / "r3_embedded" / "a"
+    folder.mkdir(parents=True)
+    (folder / "starts.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match="stays as it is"):
+        start_of("--run", "a")
+    assert (folder / "starts.jsonl").read_bytes() == content
+
+
+def test_a_line_that_was_torn_gives_way_to_the_next():
+    folder = begin("--run", "a", ends=None)
+    file = folder / "starts.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"event": "end", "sec')
+    assert len(run_folder.read_starts(folder)) == 1
+    run_folder.append(folder, "end", seconds=1.0, exit_code=0)
+    assert [line["event"] for line in run_folder.read_starts(folder)] == ["start", "end"]
+
+
+def test_a_start_that_was_killed_counts_as_long_as_it_wrote(tmp_path):
+    folder = begin("--run", "a", ends=None)
+    began = run_folder.datetime.fromisoformat(run_folder.read_starts(folder)[0]["when"]).timestamp()
+    (folder / "run.log").write_text("")
+    os.utime(folder / "run.log", (began + 30, began + 30))
+    start = start_of("a", resume=True)
+    start.record(-1, compose_config(start.compose([])), {}, None)
+    run_folder.append(folder, "end", seconds=5.0, exit_code=0)
+    lines = run_folder.read_starts(folder)
+    assert [line["event"] for line in lines] == ["start", "end", "start", "end"]
+    assert seconds_of(lines) == pytest.approx(35.0)
+    assert over_starts(lines, [])["starts"] == 2
+
+
+def test_a_finished_run_without_checkpoint_is_not_begun_again():
+    folder = begin("--run", "a")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(12)))
+    start = start_of("a", resume=True)
+    assert start.is_finished
+    with pytest.raises(ValueError, match="no checkpoint"):
+        start.check_goes_on(-1, lambda text: None)
+
+
+class Display:
+    def row(self, row: dict) -> None:
+        pass
+
+
+def test_rows_after_the_checkpoint_are_moved_and_not_lost(tmp_path):
+    rows = [json.dumps({"step": step, "generated/tokens": 10}) for step in range(1, 6)]
+    text = "\n".join([*rows[:2], "damaged", *rows[2:], '{"step": 6, "torn'])
+    (tmp_path / "metrics.jsonl").write_text(text)
+    file = MetricsFile(tmp_path, 3, Display())
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3] and file.tokens == 30
+    cut = (tmp_path / "metrics_cut.jsonl").read_text().splitlines()
+    assert sorted([*rows[:3], *cut]) == sorted(text.splitlines())
+    MetricsFile(tmp_path, 2, Display())
+    assert (tmp_path / "metrics_cut.jsonl").read_text().splitlines() == [*cut, rows[2]]
+
+
+ENGINE = "\x1b[36m(vLLMHttpServer pid=12)\x1b[0m (EngineCore pid=13) ERROR 11-22 20:02:00 [core.py:744] "
+LOG = [
+    "\x1b[36m(vLLMHttpServer pid=12)\x1b[0m INFO 11-22 20:02:00 [x.py:1] loading",
+    "UserWarning: torchtitan engine is not available: ModuleNotFoundError(\"No module named 'torchtitan'\")",
+    ENGINE + "Traceback (most recent call last):",
+    ENGINE + "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found",
+    "ray.exceptions.RayTaskError(IndexError): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pid=1, ip=127.0.0.1)",
+    '    raise ValueError("Received an empty list as keys")',
+    "ValueError: Received an empty list as keys",
+]
+
+
+def test_closing_words_name_the_first_error_and_the_last(tmp_path):
+    log = tmp_path / "run.log"
+    before = "OSError: of the start before\n"
+    log.write_text(before + "\n".join(LOG) + "\n")
+    first, last = error_lines(log, since=len(before))
+    assert first.startswith("first error, line 5: torch._inductor.exc.InductorError: InvalidCxxCompiler")
+    assert last == "last error: ValueError: Received an empty list as keys"
+    log.write_text("no error\n")
+    assert error_lines(log) == [] == error_lines(tmp_path / "none.log")
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    with run_folder.held(tmp_path), pytest.raises(ValueError, match="is training now"), run_folder.held(tmp_path):
+        pass
+    with run_folder.held(tmp_path):
+        pass
