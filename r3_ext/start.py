@@ -155,9 +155,7 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: str) -> Star
     start = _later(folder, given, args.change) if folder else _new(args, given, default_profile)
     if start.options["rambling"] and (error := no_rambling(start.profile, start.sources.get("DATA"))):
         raise ValueError(error)
-    profiles = sorted(path.stem for path in (EXAMPLE_CONFIG / "profile").glob("*.yaml"))
-    if start.profile not in profiles:
-        raise ValueError(f"there is no profile {start.profile!r}; there are {', '.join(profiles)}")
+    check_profile(start.profile)
     os.environ.update(start.sources)
     return start
 
@@ -194,6 +192,17 @@ def _absolute(source: str) -> str:
     """A path for good, whatever the working folder; what is no path here, an id on the hub, as it is."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
+
+
+def check_profile(profile: str) -> None:
+    """Refuse a profile that there is not.
+
+    Raises:
+        ValueError: with the ones that there are.
+    """
+    profiles = sorted(path.stem for path in (EXAMPLE_CONFIG / "profile").glob("*.yaml"))
+    if profile not in profiles:
+        raise ValueError(f"there is no profile {profile!r}; there are {', '.join(profiles)}")
 
 
 def no_rambling(profile: str, data: str | None) -> str | None:

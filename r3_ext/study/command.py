@@ -27,9 +27,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from r3_ext import supervise
+from r3_ext.config import compose_config
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT, gpu_count
-from r3_ext.start import no_rambling
+from r3_ext.run_folder import claim, is_run
+from r3_ext.start import check_profile, no_rambling
 from r3_ext.study import arms, figure, record
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
 from r3_ext.summary import read_metrics
@@ -63,23 +65,56 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
     profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED_PROFILE)
-    if args.summarise:
-        error = None if (args.out / PLAN).exists() else f"{args.out} holds no study; --out names its folder"
-    else:
-        error = no_rambling(profile, os.environ.get("DATA")) if args.rambling else None
-        error = error or check_plan(args.out, plan_of(args, profile))
-    if error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
+    try:
+        check(args, profile)
+    except (ValueError, OSError) as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
     failed = []
     if not args.summarise:
         with shared_interpreter(profile) as (python, env):
             failed = train(args, profile, console, python, env)
-    results = summarise(args.out, json.loads((args.out / PLAN).read_text()))
+    results = summarise(args.out, read_plan(args.out))
     show(results, console)
     for cell in failed:
-        console.print(f"failed: {cell}, see its run.log; call the same command again to repeat it", soft_wrap=True)
+        console.print(f"failed: {cell}; call the same command again to repeat it", soft_wrap=True, highlight=False)
     return 1 if failed else 0
+
+
+def check(args: argparse.Namespace, profile: str) -> None:
+    """Refuse what could not be trained or summarised, and write the plan of a new study.
+
+    Raises:
+        ValueError: an option, a setting of an arm, a record that cannot be read, or a folder of others.
+        OSError: a folder that cannot be made.
+    """
+    if args.summarise:
+        read_plan(args.out)
+    else:
+        if args.rambling and (error := no_rambling(profile, os.environ.get("DATA"))):
+            raise ValueError(error)
+        check_profile(profile)
+        for arm in args.arms:
+            own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
+            compose_config([*own, *settings_of(args, profile, arm, seed=0)])
+        for arm in args.arms:
+            for seed in args.seeds:
+                claim((args.out / arm / f"seed_{seed}").absolute())
+        check_plan(args.out, plan_of(args, profile))
+    record.read_curves(args.out), record.read_ledger(args.out)
+
+
+def read_plan(out: Path) -> dict:
+    file = out / PLAN
+    if not file.exists():
+        raise ValueError(f"{out} holds no study; --out names its folder")
+    try:
+        plan = json.loads(file.read_text())
+        if plan["tokens"] > 0:
+            return plan
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise ValueError(f"{file} is not the plan of a study")
 
 
 def plan_of(args: argparse.Namespace, profile: str) -> dict:
@@ -94,17 +129,22 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
     return plan
 
 
-def check_plan(out: Path, plan: dict) -> str | None:
-    """Write the plan of a new study; the sentence that says why this one cannot go on in `out`, or None."""
+def check_plan(out: Path, plan: dict) -> None:
+    """Write the plan of a new study.
+
+    Raises:
+        ValueError: the one in `out` is another.
+    """
     file = out / PLAN
     if file.exists():
-        known = json.loads(file.read_text())
+        known = read_plan(out)
         changed = [key for key in {**known, **plan} if known.get(key) != plan.get(key)]
         differences = "; ".join(f"{key} {known.get(key)}, here {plan.get(key)}" for key in changed)
-        return f"{out} holds a study of other cells, {differences}; take another --out" if changed else None
+        if changed:
+            raise ValueError(f"{out} holds a study of other cells, {differences}; take another --out")
+        return
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(plan, indent=2) + "\n")
-    return None
 
 
 @contextmanager
@@ -132,13 +172,15 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
             arm, seed = cell
             folder = args.out / arm / f"seed_{seed}"
             if not is_complete(folder, args.tokens):
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-                with open(folder / "run.log", "ab") as log:
+                if is_run(folder):
+                    shutil.rmtree(folder)
+                said = args.out / arm / f"run_{seed}.log"
+                said.parent.mkdir(parents=True, exist_ok=True)
+                with open(said, "wb") as log:
                     command = [python, *cell_command(args, profile, arm, seed)]
                     code = subprocess.run(command, env=env, stdout=log, stderr=log).returncode
                 if code or not is_complete(folder, args.tokens):
-                    failed.append(f"{arm} seed {seed}")
+                    failed.append(f"{arm} seed {seed}, see {said}")
             progress.console.print(describe(arm, seed, folder), highlight=False)
             progress.advance(bar)
 
@@ -154,6 +196,14 @@ def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) ->
         *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
         *("--until-tokens", str(args.tokens), "--no-report"),
         *(["--rambling"] if args.rambling else ()),
+        *settings_of(args, profile, arm, seed),
+    ]
+
+
+def settings_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
+    """Hydra overrides of a cell."""
+    chosen = arms.ARMS[arm]
+    return [
         *((*arms.EMBEDDED, *chosen.embedded) if profile == EMBEDDED_PROFILE else ()),
         # data.seed follows it; the engine's seed is its own.
         *(f"algorithm.r3.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"),

@@ -6,6 +6,7 @@ groups, and what each mechanism did.
 
 import csv
 import json
+import math
 import os
 from pathlib import Path
 
@@ -29,7 +30,7 @@ Ledger = dict[str, dict[int, dict[str, int]]]
 def read_curves(out: Path) -> Curves:
     """The curves of the complete cells, as the last summary left them; none before the first."""
     points: dict[str, dict[int, list]] = {}
-    for row in _read(out / CURVES):
+    for row in _read(out / CURVES, (*_CELL, *_POINT)):
         cell = points.setdefault(row["arm"], {}).setdefault(int(row["seed"]), [])
         cell.append(tuple(float(row[column]) for column in _POINT))
     return {arm: {seed: as_curve(cell) for seed, cell in cells.items()} for arm, cells in points.items()}
@@ -38,7 +39,7 @@ def read_curves(out: Path) -> Curves:
 def read_ledger(out: Path) -> Ledger:
     """What the complete cells did; cells recorded without it are absent."""
     found: Ledger = {}
-    for row in _read(out / LEDGER):
+    for row in _read(out / LEDGER, (*_CELL, *COUNTS)):
         found.setdefault(row["arm"], {})[int(row["seed"])] = {column: int(row[column]) for column in COUNTS}
     return found
 
@@ -83,11 +84,21 @@ def _sorted(cells: dict[str, dict], order: tuple[str, ...]) -> list[tuple]:
     ]
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     if not path.exists():
         return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+    number = 1
+    try:
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        for number, row in enumerate(rows, start=2):
+            if not all(math.isfinite(float(value)) for column, value in row.items() if column != "arm"):
+                raise ValueError
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path}, line {number}: not the record of a study") from error
+    if rows and not set(columns) <= set(rows[0]):
+        raise ValueError(f"{path}: the columns {', '.join(columns)} are not all there")
+    return rows
 
 
 def _write(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
