@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
 
 from r3_ext.config import flat, parse_override
@@ -69,8 +70,9 @@ def stored_settings(folder: Path) -> dict[str, object]:
     file = folder / "config.yaml"
     try:
         return flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): the run cannot go on with its settings") from None
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        first = str(error).split("\n")[0]
+        raise ValueError(f"{file} cannot be read ({first}): the run cannot go on with its settings") from None
 
 
 def between(old: dict[str, object], new: dict[str, object]) -> Changes:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -103,8 +104,11 @@ def claim(folder: Path) -> None:
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if not above.is_dir():
         raise ValueError(f"{above} is a file: no run folder can be made there; name another with --outputs")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{above} cannot be written; name another folder with --outputs")
+    try:
+        # Permissions do not tell: root may write everywhere, but not to a read-only disk.
+        os.rmdir(tempfile.mkdtemp(dir=above))
+    except OSError as error:
+        raise ValueError(f"{above} cannot be written ({error}); name another folder with --outputs") from None
     if folder.is_dir() and any(folder.iterdir()) and not is_run(folder):
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:3])
         raise ValueError(
@@ -143,8 +147,8 @@ def missing(outputs: Path, run: str) -> str:
     short = {name.split("/")[1]: name for name in runs} | {name: name for name in runs}
     near = difflib.get_close_matches(run, short, n=1)
     shown = ", ".join(runs[-10:]) + (f" and {len(runs) - 10} older ones" if len(runs) > 10 else "")
-    meant = f"did you mean {short[near[0]]}? " if near else ""
-    return f"no run {run} in {outputs}; {meant}There are: {shown}"
+    meant = f"Did you mean {short[near[0]]}? " if near else ""
+    return f"no run {run} in {outputs}. {meant}There are: {shown}"
 
 
 def digest(files: list[str]) -> dict[str, str | None]:
