@@ -121,13 +121,13 @@ def _method(run: Run) -> str:
     return f"{run.method} ({', '.join(switches) or 'all mechanisms off'})" if run.method == "r3" else run.method
 
 
-def _inner(run: Run, name: str) -> dict:
-    value = run.environment.get(name)
+def _inner(tree: dict, name: str) -> dict:
+    value = tree.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def _commit(run: Run) -> str:
-    git = _inner(run, "git")
+    git = _inner(run.environment, "git")
     return f"{git.get('commit') or ''}"[:10] + (" with changes" if git.get("commit") and git.get("changes") else "")
 
 
@@ -148,13 +148,26 @@ def facts(arm: Arm) -> dict[str, str]:
 
 def details(run: Run) -> dict[str, str]:
     """Folder, versions and command of a run."""
-    versions = {"python": run.environment.get("python"), **_inner(run, "versions")}
+    versions = {"python": run.environment.get("python"), **_inner(run.environment, "versions")}
     return {
         "run": clean(run.folder, 400),
-        "started": _joined([run.environment.get("started")]),
+        "last start": _joined([run.environment.get("started")]),
+        "over all starts": _over_starts(run),
         "versions": _joined((f"{name} {version}" for name, version in versions.items() if version), 1000),
         "command": clean(run.environment.get("command", NONE), 6000),
     }
+
+
+def _over_starts(run: Run) -> str:
+    """How often the run was started, how long it took in all, and what it trained twice for that."""
+    again = _inner(run.summary, "trained_again")
+    facts = {
+        "starts": run.summary.get("starts"),
+        "seconds": _inner(run.summary, "seconds").get("total"),
+        "steps trained again": again.get("steps"),
+        "tokens of them": again.get("generated_tokens"),
+    }
+    return _joined(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
 def headline(arm: Arm) -> dict[str, str]:
