@@ -66,9 +66,14 @@ class Crash:
     def folder(self) -> Path:
         return self.outputs / "test" / self.name
 
+    @property
+    def log(self) -> Path:
+        """Beside the run's folder: one with a file that no run wrote is refused."""
+        return self.folder.with_suffix(".log")
+
     def start(self) -> subprocess.Popen:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        log = open(self.folder / "crash.log", "a")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        log = open(self.log, "a")
         line = command("r3", self.outputs, self.name, self.cache, *self.overrides)
         return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
 
@@ -77,7 +82,7 @@ class Crash:
         before = traces()
         process = self.start()
         if not self._wait_for(process, moment):
-            assert process.returncode == 0, (self.folder / "crash.log").read_text()[-3000:]
+            assert process.returncode == 0, self.log.read_text()[-3000:]
             return None
         step = self.last_step()
         family = psutil.Process(process.pid).children(recursive=True)
@@ -113,7 +118,7 @@ class Crash:
     def finish(self) -> Run:
         process = self.start()
         code = process.wait(timeout=900)
-        run = Run(self.folder, code, (self.folder / "crash.log").read_text())
+        run = Run(self.folder, code, self.log.read_text())
         assert code == 0, run.explain()
         return run
 

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from r3_ext.run_folder import read_starts
+
 from .crash import CTRL_C, EVERYTHING, Crash, assert_equal_runs, overrides_for, survive
 
 pytestmark = pytest.mark.integration
@@ -36,7 +38,15 @@ def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one
     told = survive(victim, plan, print)
     assert len(told) == len(plan), told
     assert not victim.overdue, "two minutes are enough to end, whoever dies"
-    assert_equal_runs(whole, victim.finish(), STEPS, kills=len(plan))
+    finished = victim.finish()
+    assert_equal_runs(whole, finished, STEPS, kills=len(plan))
+    starts = read_starts(victim.folder)
+    assert finished.summary["starts"] == len(plan) + 1 == sum(line["event"] == "start" for line in starts)
+    assert [line["event"] for line in starts] == ["start", "end"] * (len(plan) + 1), "a killed start has an end too"
+    assert finished.summary["seconds"]["total"] == pytest.approx(
+        sum(line.get("seconds", 0) for line in starts), abs=0.1
+    )
+    assert all(line["changed"] == {} for line in starts if line["event"] == "start")
     # The recording holds what the claim is about.
     assert sum(row["replay/rows"] for row in whole.rows) > 0
     assert sum(row["reflection/prompts"] for row in whole.rows) > 0
