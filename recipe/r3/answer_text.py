@@ -18,6 +18,8 @@ cut off, or the model does not think) the last box of the whole text counts. An 
 """
 
 import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import accumulate
 
 MAX_ANSWER_CHARS = 4000
@@ -38,15 +40,28 @@ UNIT_END = r"(?: ?\^ ?\{?[23]\}?)?(?= ?(?:$|[,;.)\]]|\\text))"
 UNIT_WORDS = rf"(?![^{{}}]*\b(?:{NO_UNIT})\b) ?(?:[a-zA-Z./]{{2,}}|[mgshlLNJWVKC])(?: [a-zA-Z./]+)* ?"
 ARGUMENT = r"[0-9a-zA-Z]|\\pi(?![a-z])"
 TEXT_COMMAND = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox) ?"
+# Bounds keep the numbers small; a longer period stays as it is and is compared as text.
+REPEATING = (
+    r"(?<![0-9.])([0-9]{0,20}(?:,[0-9]{3}){0,5})\.([0-9]{0,20})\\(?:overline|bar) ?(?:\{ ?([0-9]{1,20}) ?\}|([0-9]))"
+    r"(?![0-9.\^_!])"
+)
 
-# Applied in this order.
-REWRITES = [
+# Applied in this order, LAYOUT first.
+LAYOUT = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"(?<!\\)\\[\[\]()]|\\displaystyle|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
         (r"(?<!\\)\\!|\\?\$", ""),
         (r"(?:(?<!\\)\\[,;: ]|\\q?quad|~|\s)+", " "),
-        (r"\{,\}", ","),
+    )
+]
+REWRITES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\{([,:])\}", r"\1"),
+        (r"\\colon(?![a-zA-Z])", ":"),
+        (r"\\varnothing(?![a-zA-Z])|\\O(?![a-zA-Z])|\u2205|\\\{ ?\\\}", r"\\emptyset "),
+        (REPEATING, lambda match: _repeating_decimal(match)),
         (r"\\[dtc]frac", r"\\frac"),
         (rf"\\frac ?({ARGUMENT})", r"\\frac{\1}"),
         (rf"(\\frac ?\{{[^{{}}]*\}}) ?({ARGUMENT})", r"\1{\2}"),
@@ -58,9 +73,12 @@ REWRITES = [
         (rf"{AFTER_NUMBER} ?{TEXT_COMMAND}\{{{UNIT_WORDS}\}}{UNIT_END}", ""),
         (rf"{AFTER_NUMBER} ?(?:{BARE_UNIT})(?: (?:{BARE_UNIT}))*{UNIT_END}", ""),
         (TEXT_COMMAND + r"\{([^{}]*)\}", r" \1 "),
+        (r"(?i)(?<=[)\]]) *or *(?=[(\[])", r"\\lor"),  # points that are listed or intervals that are united
         (r"(?i)(?<![a-z\\])(?:and|or)(?![a-z])", ","),
         (r" +", " "),
         (r"([0-9]) ([0-9]+) ?/ ?([0-9]+)", r"\1\\frac{\2}{\3}"),  # math-verify reads 3 1/2 as 2
+        # ... and 3/2 \pi as 3/(2 \pi). Not for letters: `65 / 24 e` is an answer that means 65/(24 e).
+        (r"(?<![\^_/.0-9}])(?<![\^_/] )([0-9]+) ?/ ?([0-9]+) (?=\\pi(?![a-z]))", r"\\frac{\1}{\2}"),
         (r"([0-9])[eE]([+-]?[0-9]+)(?![0-9_])", r"\1\\times10^{\2}"),
         (r"\\log_ ?([0-9]) ", r"\\log_{\1}"),
         (r"([0-9])\.(?=[/)])", r"\1"),
@@ -70,6 +88,8 @@ REWRITES = [
         (r"^[.,;]+(?![0-9])|[.,;]+$", ""),
     )
 ]
+UNION = re.compile(r"\\(cup|lor)(?![a-z])")
+NAME = re.compile(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\^\{-1\})?(?:\([a-zA-Z,]+\))?")
 SIGNS = str.maketrans("\u2212\u2013\uff0c\uff1b", "--,;")
 # Up to five groups: a list of eighteen three-digit numbers is a list.
 GROUPED_DIGITS = re.compile(r"-?[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}|(?: [0-9]{3}){1,5})(?:\.[0-9]+)?")
@@ -93,9 +113,7 @@ def final_answer(response: str) -> str | None:
 
 def normalize(answer: str) -> str:
     """Drops what does not change an answer. `$x = \\dfrac12 \\text{ cm}$.`: `x=\\frac{1}{2}`; `1{,}000`: `1000`."""
-    text = answer.translate(SIGNS)
-    for pattern, replacement in REWRITES:
-        text = pattern.sub(replacement, text)
+    text = rewrite(answer.translate(SIGNS), LAYOUT + REWRITES)
     if text.startswith("{") and _one_pair(text):
         text = text[1:-1]
     if GROUPED_DIGITS.fullmatch(text):
@@ -103,19 +121,36 @@ def normalize(answer: str) -> str:
     return text
 
 
+def rewrite(text: str, rules: Sequence[tuple[re.Pattern, str | Callable[[re.Match], str]]]) -> str:
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
+    return text
+
+
 def members(text: str) -> tuple[str, list[str]]:
-    """Brackets and members. `[1,2)`: `[)`, 1, 2; `\\{1,2\\}`, `1,2`, `1\\cup2`: no brackets, 1, 2; `\\pm2`: 2, -2."""
-    if text[:1] in ("(", "[") and _one_pair(text):
-        found = split(text[1:-1])
-        if len(found) > 1:
-            return text[0] + text[-1], found
-    if text.startswith(r"\{") and text.endswith(r"\}") and _one_pair(text[1:]):
-        text = text[2:-2]
+    """Kind and members. `[1,2)`: `[)`, 1, 2; `\\{1,2\\}`: `{}`, 1, 2; `1,2`, `1\\cup2`: no kind, 1, 2; `\\pm2`: 2, -2.
+    `(x,y)=(1,2)`: `()`, x=1, y=2. Intervals and points: `,` is a list of them, `\\cup` their union, `or` either."""
+    sides = split(text, "=")
+    if len(sides) == 2 and all(map(_in_brackets, sides)):
+        names, values = map(_in_brackets, sides)
+        if len(names) == len(values) and all(map(NAME.fullmatch, names)):
+            return "()", [f"{name}={value}" for name, value in zip(names, values, strict=True)]
+    found = _in_brackets(text)
+    if found:
+        return text[0] + text[-1], found
+    kind = ""
+    if text.startswith(r"\{") and text.endswith(r"\}") and _one_pair(text[1:]) and text != r"\{\emptyset\}":
+        kind, text = "{}", text[2:-2]
+    parts = split(UNION.sub(";", text))
+    if any(map(_in_brackets, parts)):
+        open_at = depths(text)
+        united = any(match[1] == "cup" and open_at[match.start()] == 0 for match in UNION.finditer(text))
+        kind = r"\cup" * united + "," * (len(split(text)) > 1)
     found = []
-    for member in split(re.sub(r"\\cup(?![a-z])", ";", text)):
+    for member in parts:
         signs = ("+", "-") if member.count(r"\pm") == 1 and r"\mp" not in member else ("",)
         found += [member.replace(r"\pm", sign).removeprefix("+") for sign in signs]
-    return "", found
+    return kind, found
 
 
 def split(text: str, separators: str = ",;") -> list[str]:
@@ -127,6 +162,19 @@ def split(text: str, separators: str = ",;") -> list[str]:
 def depths(text: str) -> list[int]:
     """How many brackets are open after each character. An interval may be [1,2), so one kind closes another."""
     return list(accumulate((character in "([{") - (character in ")]}") for character in text))
+
+
+def _in_brackets(text: str) -> list[str]:
+    """Members of a tuple or an interval; none of anything else."""
+    parts = split(text[1:-1]) if text[:1] in ("(", "[") and _one_pair(text) else []
+    return parts if len(parts) > 1 else []
+
+
+def _repeating_decimal(match: re.Match) -> str:
+    """The fraction that a repeating decimal is. `0.1\\overline{6}`: `\\frac{1}{6}`."""
+    whole, head, period = match[1].replace(",", ""), match[2], match[3] or match[4]
+    value = Fraction(int(whole + head + period) - int(whole + head or "0"), 10 ** len(head) * (10 ** len(period) - 1))
+    return str(value) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _one_pair(text: str) -> bool:

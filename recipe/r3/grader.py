@@ -26,11 +26,11 @@ import re
 import resource
 import signal
 import sys
-import zlib
 from fractions import Fraction
 from multiprocessing.connection import Connection
 
-from .answer_text import depths, members, split
+from .answer_text import NAME, members, split
+from .grader_symbolic import same_equation, symbolic_equal
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
 """Address space of a worker process. What needs more is wrong, and the machine keeps its memory."""
@@ -38,25 +38,11 @@ MEMORY_LIMIT_BYTES = 2 * 2**30
 IDLE_CHECK_S = 1.0
 """How often an idle worker looks whether its parent still lives."""
 
-MAX_RELATIVE_ERROR = 1e-4
-"""Numbers further apart differ, whatever math-verify's six decimals say. The bound of Qwen2.5-Math's evaluator."""
-
-MAX_EXPRESSION_CHARS = 1000
-MAX_NESTING = 50
-"""Larger expressions are compared as text. Parsing them would only run into the deadline."""
-
 EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:/([0-9]+))?)")
 BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")
 CHOICE = re.compile(r"\(([A-J])\)([0-9]|[^(),+*/^=].+)?")
-NAME = re.compile(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\^\{-1\})?(?:\([a-zA-Z,]+\))?")
 NUMERIC = re.compile(r"(?:[0-9 .+\-*/^(){}!]|\\(?:frac|sqrt|cdot|times|pi|binom))+")
 RELATION = re.compile(r"[<>]|\\(?:le|ge|in)(?![a-z])")
-# Forms that math-verify reads as something else: it adds digits side by side, drops \ldots, primes, number bases and
-# what follows \approx, takes 1:2:3 for a quotient and a word for a product of letters, and looks for further boxes.
-MISREAD = re.compile(
-    r"[0-9] [0-9]|\\[lcv]?dots|\.[0-9]*\.|:.*:|[0-9}]_|(?<![\\a-zA-Z])(?!sqrt)[a-zA-Z]{4,}|box|approx|[^ !#-&(-~]"
-)
-ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]+\}")
 
 
 def quick_verdict(gold: str, pred: str) -> bool | None:
@@ -99,16 +85,54 @@ def equivalent(gold: str, pred: str) -> bool:
     verdict = quick_verdict(gold, pred)
     if verdict is not None:
         return verdict
-    gold_brackets, gold_items = members(gold)
-    pred_brackets, pred_items = members(pred)
+    gold_kind, gold_items = members(gold)
+    pred_kind, pred_items = members(pred)
     if len(gold_items) == len(pred_items) == 1:
         return _same_value(gold_items[0], pred_items[0])
     if 1 in (len(gold_items), len(pred_items)):
         # One value never equals several, but 2 < x < 3 may stand for (2, 3).
-        return bool(RELATION.search(gold) or RELATION.search(pred)) and _symbolic_equal(gold, pred)
-    if gold_brackets != pred_brackets and {gold_brackets, pred_brackets} != {"", "()"}:
-        return False
-    return _same_items(gold_items, pred_items, ordered=bool(gold_brackets))
+        return bool(RELATION.search(gold) or RELATION.search(pred)) and symbolic_equal(gold, pred)
+    return _kinds_agree(gold_kind, pred_kind) and _same_members(gold_kind, gold_items, pred_kind, pred_items)
+
+
+def _kinds_agree(gold: str, pred: str) -> bool:
+    """A list may be in any brackets but those of an interval. A union of intervals is no list of intervals, but
+    conditions on x, with `or` or a comma between them, may stand for it."""
+    kinds = {gold, pred}
+    return gold == pred or kinds <= {"", "{}", ",", "()"} or (r"\cup" in kinds and bool(kinds & {"", "{}"}))
+
+
+def _same_members(gold_kind: str, gold_items: list[str], pred_kind: str, pred_items: list[str]) -> bool:
+    gold_names, pred_names = _names(gold_items), _names(pred_items)
+    ordered = gold_kind[:1] in ("(", "[")
+    if gold_names:
+        pred_items = _arranged(gold_names, pred_items)
+    elif pred_names:
+        gold_items = _arranged(pred_names, gold_items)
+    names, kind, others = (gold_names, pred_kind, pred_items) if gold_names else (pred_names, gold_kind, gold_items)
+    if names and not all("=" in item for item in others):
+        # x=2, y=3 is the pair (2,3) and no other. x_1=2, x_2=3 may be two solutions, numbered at will.
+        named_at_will = kind != "()" and len({name.partition("_")[0] for name in names}) == 1
+        if kind == "{}" and not named_at_will:
+            return False
+        ordered = ordered or not named_at_will
+    return _same_items(gold_items, pred_items, ordered)
+
+
+def _names(items: list[str]) -> list[str]:
+    """Of x=2, y=3: x and y. None of items without a name or with one for several."""
+    sides = [split(item, "=") for item in items]
+    names = [side[0] for side in sides if len(side) > 1 and NAME.fullmatch(side[0])]
+    return names if len(set(names)) == len(items) else []
+
+
+def _arranged(names: list[str], items: list[str]) -> list[str]:
+    """Items in the order of the names; those without a name, in their own order, take the places that are left."""
+    named = {split(item, "=")[0]: item for item in items if "=" in item}
+    if len(items) != len(names) or len(named) != sum("=" in item for item in items):
+        return items
+    others = iter([item for item in items if "=" not in item or split(item, "=")[0] not in names])
+    return [named.get(name) or next(others) for name in names]
 
 
 def _same_items(gold_items: list[str], pred_items: list[str], ordered: bool) -> bool:
@@ -130,7 +154,7 @@ def _same_value(gold: str, pred: str) -> bool:
         return _same_percentage(gold, pred)
     gold_sides, pred_sides = split(gold, "="), split(pred, "=")
     if len(gold_sides) == len(pred_sides) == 1:
-        return _symbolic_equal(gold, pred)
+        return symbolic_equal(gold, pred)
     if len(gold_sides) == 2 and len(pred_sides) == 1 and NAME.fullmatch(gold_sides[0]):
         gold_sides = gold_sides[1:]
     elif 2 == len(gold_sides) <= len(pred_sides) and gold_sides[0] == pred_sides[0]:
@@ -139,7 +163,7 @@ def _same_value(gold: str, pred: str) -> bool:
         # Of x = 10/4 = 2.5 every number is a claim: x = 2 = 5 is not 5.
         claims = [side for side in pred_sides[:-1] if NUMERIC.fullmatch(side)] + [pred_sides[-1]]
         return all(equivalent(gold_sides[0], claim) for claim in claims)
-    return len(gold_sides) == len(pred_sides) == 2 and _same_equation(gold_sides, pred_sides)
+    return len(gold_sides) == len(pred_sides) == 2 and same_equation(gold_sides, pred_sides)
 
 
 def _same_percentage(gold: str, pred: str) -> bool:
@@ -147,78 +171,6 @@ def _same_percentage(gold: str, pred: str) -> bool:
     plain = [text.rstrip("%") for text in (gold, pred)]
     as_fraction = [f"({text.rstrip('%')})/100" if text.endswith("%") else text for text in (gold, pred)]
     return equivalent(*plain) or equivalent(*as_fraction)
-
-
-def _same_equation(gold_sides: list[str], pred_sides: list[str]) -> bool:
-    """Two equations are equal if one is a constant multiple of the other. math-verify compares real solutions, so that
-    all equations without one are equal to it."""
-    gold, pred = (_parse(f"{left}-({right})") for left, right in (gold_sides, pred_sides))
-    if gold is None or pred is None or not gold.free_symbols or not pred.free_symbols:
-        return False
-    values = [(_value_at(gold, point), _value_at(pred, point)) for point in range(3)]
-    if any(None in pair or 0 in pair for pair in values):
-        return False
-    ratios = [a / b for a, b in values]
-    return all(abs(ratio - ratios[0]) <= 1e-9 * abs(ratios[0]) for ratio in ratios)
-
-
-def _parse(text: str):
-    """The sympy object of an expression, None if math-verify cannot read it or is known to misread it."""
-    from math_verify import LatexExtractionConfig, parse
-    from math_verify.parser import NormalizationConfig
-
-    if not 0 < len(text) <= MAX_EXPRESSION_CHARS or MISREAD.search(ENVIRONMENT.sub("", text)):
-        return None
-    depth = depths(text)
-    if min(depth) < 0 or depth[-1] != 0 or max(depth) > MAX_NESTING:
-        return None
-    # Units are already gone; math-verify's own rule takes the variables s, t, h, ... for units.
-    rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last")
-    config = LatexExtractionConfig(False, boxed_match_priority=0, normalization_config=rules)
-    # first_match: of an unreadable answer, no readable part may be taken.
-    found = parse(f"\\boxed{{{text}}}", [config], "no_fallback", "first_match", parsing_timeout=None)
-    return found[0] if found else None
-
-
-def _symbolic_equal(gold: str, pred: str) -> bool:
-    from math_verify import verify
-
-    gold_value, pred_value = _parse(gold), _parse(pred)
-    if gold_value is None or pred_value is None:
-        return False
-    if not verify(gold_value, pred_value, allow_set_relation_comp=True, timeout_seconds=None):
-        return False
-    return not _differ(gold_value, pred_value)
-
-
-def _differ(gold, pred) -> bool:
-    """Whether numbers tell two expressions apart: exact ones if they are rational, values at two points otherwise."""
-    samples = [(_value_at(gold, point), _value_at(pred, point)) for point in range(2)]
-    if any(None in pair for pair in samples):
-        return False
-    exact = (gold - pred).doit()
-    if exact.is_Rational and exact != 0:
-        return True
-    return any(abs(a - b) > MAX_RELATIVE_ERROR * max(abs(a), abs(b)) for a, b in samples)
-
-
-def _value_at(expression, point: int):
-    """Complex number that an expression is when each symbol has a value given by its name and the point, or None."""
-    from mpmath import mpc, mpf
-    from sympy import Expr, Rational
-
-    if not isinstance(expression, Expr):
-        return None
-    values = {
-        symbol: Rational(zlib.crc32(f"{symbol} {point}".encode()) % 4000 + 1000, 1000) * (-1) ** point
-        for symbol in expression.free_symbols
-    }
-    try:
-        parts = expression.subs(values).evalf(20).as_real_imag()
-        # mpmath's numbers, unlike sympy's, are always comparable, and unlike Python's, reach below 1e-308.
-        return mpc(*(mpf(str(part)) for part in parts)) if all(part.is_finite for part in parts) else None
-    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
-        return None  # sympy cannot evaluate it: there is nothing to compare
 
 
 def serve(pipe: int, parent_pid: int) -> None:

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 
 from . import grader
 from .answer_text import final_answer, normalize
+from .grader_units import units_contradict
 
 START_TIMEOUT_S = 120
 """A worker imports sympy in half a second; this much is for a node that is starting everything at once."""
@@ -144,7 +145,8 @@ def grade(response: str, references: Sequence[str], timeout_s: float = 5.0, num_
         return False
     pred = normalize(answer)
     # Some reference answers of DeepScaleR are themselves boxed.
-    golds = [normalize(final_answer(reference) or reference) for reference in references]
+    golds = [final_answer(reference) or reference for reference in references]
+    golds = [normalize(gold) for gold in golds if not units_contradict(gold, answer)]
     verdicts = [grader.quick_verdict(gold, pred) for gold in golds]
     if True in verdicts:
         return True
