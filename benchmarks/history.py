@@ -29,7 +29,7 @@ each, written over 4 epochs; they are of 256 tokens only, so that it takes 2 GB 
     checkpoint  pinning a step and giving up the one before, after a step of 1,024 responses with as many evictions, in
                 the large file and in one of 10,000 responses; the two take turns
     volume      64,000 responses of 4,096 tokens written, and each read back and compared
-    open        opening the large file, which checks tables and indexes, and going back to a checkpoint
+    open        opening the large file, which checks tables, indexes and pages, and going back to a checkpoint
 """
 
 import argparse

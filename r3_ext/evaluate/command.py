@@ -233,8 +233,8 @@ def score_command(argv: list[str], console: Console, say: Callable) -> int:
 
 def compare_command(argv: list[str], console: Console, say: Callable) -> int:
     parser = make_parser("r3 eval compare", description=compare.__doc__)
-    parser.add_argument("a", type=Path, metavar="A", help="scored folder")
-    parser.add_argument("b", type=Path, metavar="B", help="scored folder")
+    parser.add_argument("a", type=Path, metavar="A", help="scored folder, or file of answers")
+    parser.add_argument("b", type=Path, metavar="B", help="scored folder, or file of answers")
     parser.add_argument("--out", type=Path, help="folder for compare.json and compare.md (default: only shown)")
     args = parser.parse_args(argv)
     found = compare.compare(args.a, args.b)

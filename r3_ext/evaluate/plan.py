@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from r3_ext.evaluate import EvaluationError
+from r3_ext.evaluate import EvaluationError, checked
 from r3_ext.evaluate.benchmarks import Benchmark
 
 FORMAT = 1
@@ -173,15 +173,17 @@ def read_plan(folder: Path) -> dict:
         raise EvaluationError(f"{folder} is not a folder of `r3 eval`: there is no plan.json in it")
     try:
         plan = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EvaluationError(f"{file} is damaged ({error}); restore it, or evaluate into another folder") from error
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
-        raise EvaluationError(f"{file} must be a plan of format {FORMAT}; evaluate into another folder")
+    checked.require_plan(plan, file, FORMAT)
     return plan
 
 
 def read_problems(folder: Path) -> list[dict]:
-    return read_table(folder / "problems.parquet", PROBLEM).to_pylist()
+    file = folder / "problems.parquet"
+    rows = read_table(file, PROBLEM).to_pylist()
+    checked.require_problems(rows, read_plan(folder)["benchmarks"], file)
+    return rows
 
 
 def parts(folder: Path) -> list[Path]:

@@ -45,7 +45,10 @@ def cut_off(folder: Path, limit: int) -> dict[tuple[str, int], list[dict]]:
             rows = pq.read_table(part, columns=columns).to_pylist()
         for row in rows:
             if row["response_tokens"] is not None and row["response_tokens"] > limit:
-                correct = verdicts[row["benchmark"], row["index"], row["sample"]]
+                key = row["benchmark"], row["index"], row["sample"]
+                if key not in verdicts:
+                    raise EvaluationError(f"{part}: answer {key} has no score; run `r3 eval score {folder}` again")
+                correct = verdicts[key]
                 groups.setdefault((row["benchmark"], row["index"]), []).append({**row, "correct": correct})
     return {key: sorted(rows, key=lambda row: row["sample"]) for key, rows in groups.items() if len(rows) > 1}
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from r3_ext import data
-from r3_ext.evaluate import EvaluationError, benchmarks, plan
+from r3_ext.evaluate import EvaluationError, benchmarks, checked, plan
 from recipe.r3.answer_text import final_answer, normalize
 from recipe.r3.grader_pool import grade
 
@@ -75,7 +75,7 @@ def grade_folder(folder: Path, tick=lambda rows: None) -> None:
     scores, disagreements = [], Counter()
     with ThreadPoolExecutor(workers) as threads:
         grader = Grader(threads, workers)
-        for rows in _batches(folder):
+        for rows in _batches(folder, problems):
             references = [problems[row["benchmark"], row["index"]]["answer"] for row in rows]
             graded = grader.grade([row["response"] for row in rows], references)
             for row, reference, (answer, verdict) in zip(rows, references, graded, strict=True):
@@ -113,11 +113,15 @@ def check_complete(folder: Path, problems: dict) -> None:
         )
 
 
-def _batches(folder: Path) -> Iterator[list[dict]]:
+def _batches(folder: Path, problems: dict) -> Iterator[list[dict]]:
     for part in plan.parts(folder):
+        begin = 0
         with plan.readable(part):
             for batch in pq.ParquetFile(part).iter_batches(BATCH):
-                yield batch.to_pylist()
+                rows = batch.to_pylist()
+                checked.require_generations(rows, begin, problems, part)
+                begin += len(rows)
+                yield rows
 
 
 @dataclass(frozen=True)
@@ -153,9 +157,11 @@ class Scores:
 
 def read_scores(folder: Path) -> dict[str, Scores]:
     """By benchmark, in the order of the plan."""
-    table = plan.read_table(folder / "scores.parquet", SCORE)
+    file, wanted = folder / "scores.parquet", plan.read_plan(folder)["benchmarks"]
+    table = plan.read_table(file, SCORE)
+    checked.require_scores(table.to_pylist(), wanted, file)
     names = np.array(table["benchmark"].to_pylist())
-    return {name: _scores(table.filter(pa.array(names == name))) for name in plan.read_plan(folder)["benchmarks"]}
+    return {name: _scores(table.filter(pa.array(names == name))) for name in wanted}
 
 
 def _scores(table: pa.Table) -> Scores:
@@ -180,21 +186,19 @@ def read_responses(file: Path) -> tuple[dict, list[dict], list[dict]]:
     """Plan, problems and generations of a file of answers that were generated elsewhere."""
     try:
         rows, origin = data.read_rows(str(file))
-        problems = data.to_problems(rows, str(file), file.stem)
-    except (ValueError, OSError) as error:
-        raise EvaluationError(str(error)) from error
+        problems = checked.problems_of(rows, file)
+    except (ValueError, OSError, RecursionError, pa.ArrowException) as error:
+        raise EvaluationError(f"{file}: {str(error).removeprefix(str(file)).lstrip(':, ')}") from error
     first: dict[str, data.Problem] = {}
     answers: dict[str, list[dict]] = {}
     for problem, row in zip(problems, rows, strict=True):
-        if not problem.text or not problem.answer:
-            raise EvaluationError(f"{file}, row {problem.index}: problem and answer must not be empty")
         same = first.setdefault(problem.query_id, problem)
         if data.normal_form(same.answer) != data.normal_form(problem.answer):
             raise EvaluationError(
                 f"{file}, rows {same.index} and {problem.index}: one problem with the answers {same.answer!r} and "
                 f"{problem.answer!r}; correct one of them"
             )
-        answers.setdefault(problem.query_id, []).extend(_responses(row, f"{file}, row {problem.index}"))
+        answers.setdefault(problem.query_id, []).extend(checked.responses_of(row, f"{file}, row {problem.index}"))
     name, digest = benchmarks.name_of(list(first.values()), file.stem)
     benchmark = benchmarks.Benchmark(name, str(file), digest, list(first.values()))
     model = {"path": f"answers of {file.name}", "fingerprint": origin["files"][file.name]}
@@ -210,14 +214,3 @@ def write_responses(folder: Path, content: dict, problems: list[dict], generatio
     """A folder like that of `r3 eval --model`."""
     plan.begin(folder, content, problems)
     plan.write_table(folder / "generations" / "000-00000.parquet", generations, plan.GENERATION)
-
-
-def _responses(row: dict, where: str) -> list[dict]:
-    texts, tokens = row.get("responses", row.get("response")), row.get("response_tokens")
-    texts, tokens = ([value] if isinstance(value, str | int) else value for value in (texts, tokens))
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise EvaluationError(f"{where}: responses must be a list of texts, or response a text, got {str(texts)[:80]}")
-    if tokens is not None and len(tokens) != len(texts):
-        raise EvaluationError(f"{where}: response_tokens must have one number per response, got {len(tokens)}")
-    tokens = tokens or [None] * len(texts)
-    return [{"response": text, "response_tokens": n} for text, n in zip(texts, tokens, strict=True)]

@@ -3,6 +3,7 @@
     r3 history show outputs/r3/run1                   works while a run writes
     r3 history show outputs/r3/run1 --query 3f2a9bcd0e41a7c2
     r3 history query outputs/r3/run1 never-solved     or pass-rate, replays, SQL
+    r3 history check outputs/r3/run1   is all of it as it was written?
     r3 history export outputs/r3/run1 right.parquet --outcome correct
     r3 history import new.sqlite outputs/r3/run1      to seed a new run
     r3 history prune outputs/r3/run1 --abandoned
@@ -16,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from r3_ext.history.check import check
 from r3_ext.history.export import export
 from r3_ext.history.prune import prune
 from r3_ext.history.query import QUERIES, query
@@ -75,8 +77,11 @@ def add_reading(command: Callable) -> None:
     added = command("query", query, f"a ready query, or SQL of your own, read-only\n\n{names}")
     added.add_argument("query", metavar="NAME_OR_SQL", help="name of a ready query, or one SELECT")
     added.add_argument("--limit", type=positive, metavar="N", help="at most N rows (default: 50; with --csv all)")
+    text = "give up when no row came for so long (default: 120)"
+    added.add_argument("--seconds", type=positive, default=120, metavar="N", help=text)
     added.add_argument("--csv", action="store_true", help="print CSV")
     added.add_argument("--sql", action="store_true", help="print the SQL and do not run it")
+    command("check", check, "compare every sum and checksum of a file; works while a run is writing")
     added = command("export", export, "samples to parquet; the checksum of each is compared")
     added.add_argument("out", metavar="OUT.parquet", help="replaced when it exists")
     added.add_argument("--outcome", choices=("correct", "wrong", "any"), default="any")

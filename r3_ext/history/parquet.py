@@ -1,7 +1,6 @@
 """Samples in parquet files: written by `export`, read and distrusted by `import`."""
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recipe.r3.history import PLAIN, REFLECTION, Sample
-from recipe.r3.history_file import HistoryError
+from recipe.r3.history_file import MAX_ID_BYTES, HistoryError
 
 FORMAT = "1"
 """Of the parquet files that `export` writes."""
@@ -17,6 +16,12 @@ ROW_GROUP_TOKENS = 1 << 20
 """At which a row group ends; only one is in memory."""
 IMPORTED = re.compile(r"imported ([0-9a-f]{16}) of steps to (\d{1,18})")
 """The key in `meta` of statistics that were imported: their fingerprint, and the source's last step at the time."""
+MOST_META = 1 << 16
+"""Characters of `r3.meta`: a few names and paths."""
+MOST_SCORE = 1_000.0
+"""A reward beyond it, either way, would drown all others of its group. R^3's own are from 0 to 2."""
+MOST_IDS = 1 << 24
+"""Token ids when nothing says how large the vocabulary is; none is that large."""
 
 
 def parquet_schema(meta: dict[str, str], text: bool):
@@ -69,7 +74,7 @@ def is_parquet(path: str) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def open_parquet(path: str) -> tuple[dict, int, Iterator[Sample], None]:
+def open_parquet(path: str) -> tuple[dict, int, Iterator[tuple[Sample, str]], None]:
     import pyarrow.parquet as pq
 
     with readable(path):
@@ -78,11 +83,20 @@ def open_parquet(path: str) -> tuple[dict, int, Iterator[Sample], None]:
         metadata = file.schema_arrow.metadata or {}
         if metadata.get(b"r3.format", FORMAT.encode()) != FORMAT.encode():
             raise HistoryError(f"{path}: is of format {metadata[b'r3.format']!r}, this recipe reads {FORMAT}")
-        meta = json.loads(metadata.get(b"r3.meta", b"{}"))
+        meta = parsed_meta(metadata.get(b"r3.meta", b"{}"), path)
         if not isinstance(meta, dict) or not all(isinstance(value, str) for value in meta.values()):
             raise HistoryError(f"{path}: the metadata r3.meta must be an object of texts")
     meta = {key: value for key, value in meta.items() if not IMPORTED.fullmatch(key)}  # those of its statistics
     return meta, file.metadata.num_rows, read_parquet(file, path), None
+
+
+def parsed_meta(text: bytes, path: str) -> object:
+    if len(text) > MOST_META:
+        raise HistoryError(f"{path}: the metadata r3.meta has {len(text):,} bytes, {MOST_META:,} at most")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise HistoryError(f"{path}: the metadata r3.meta must be an object of texts, and is nested deeply") from None
 
 
 @contextmanager
@@ -126,12 +140,13 @@ def require_columns(schema, path: str) -> None:
             raise HistoryError(f"{path}: column {name} must hold {kind}, not {found}")
 
 
-def read_parquet(file, path: str) -> Iterator[Sample]:
+def read_parquet(file, path: str) -> Iterator[tuple[Sample, str]]:
+    """The samples, not yet `checked`, and where each is."""
     row = 0
     with readable(path):
         for batch in file.iter_batches(batch_size=256, columns=list(column_kinds())):
             for index in range(batch.num_rows):
-                yield checked(sample_at(batch, index, path, row), path, f"row {row}")
+                yield sample_at(batch, index, path, row), f"row {row}"
                 row += 1
 
 
@@ -161,14 +176,38 @@ def value_of(scalar, optional: bool):
     return scalar.values.to_numpy(zero_copy_only=False)
 
 
-def checked(sample: Sample, path: str, place: str) -> Sample:
+def id_bound(*metas: dict[str, str]) -> int:
+    """Token ids must be below: the vocabulary of the model that the first of the metas with a known one names, else
+    that of its tokenizer and a 64th, as models pad it; else what no vocabulary has."""
+    for meta in metas:
+        if size := vocabulary_of(meta.get("model", "")):
+            return size
+    for meta in metas:
+        if size := re.match(r"(\d{1,9}) tokens ", meta.get("tokenizer", "")):
+            return int(size[1]) + int(size[1]) // 64
+    return MOST_IDS
+
+
+def vocabulary_of(model: str) -> int | None:
+    """`vocab_size` of a local model folder; None when there is none."""
+    config = Path(model) / "config.json"
+    try:
+        size = json.loads(config.read_text())["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # moved, or somebody else's folder: the tokenizer's size is known as well
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def checked(sample: Sample, path: str, place: str, most_ids: int) -> Sample:
     """The sample; raises HistoryError when it cannot be one: the file may come from somebody else."""
-    tokens, log_probs = sample.tokens, sample.log_probs
+    tokens, log_probs, score = sample.tokens, sample.log_probs, sample.score
+    low, high = (tokens.min(), tokens.max()) if len(tokens) else (-1, -1)
     rules = {
-        "query_id": (sample.query_id != "", "must not be empty"),
+        "query_id": (0 < len(sample.query_id.encode()) <= MAX_ID_BYTES, f"must have 1 to {MAX_ID_BYTES:,} bytes"),
         "variant": (sample.variant in (PLAIN, REFLECTION), f"must be {PLAIN} or {REFLECTION}, got {sample.variant!r}"),
-        "score": (math.isfinite(sample.score), f"must be finite, got {sample.score}"),
-        "tokens": (len(tokens) > 0 and tokens.min() >= 0 and tokens.max() < 2**31, "must be ids from 0 to 2^31 - 1"),
+        "score": (abs(score) <= MOST_SCORE, f"must be from {-MOST_SCORE:g} to {MOST_SCORE:g}, got {score}"),
+        "correct": (not sample.correct or score > 0, f"is true with a score of {score}; a correct one is above 0"),
+        "tokens": (low >= 0 and high < most_ids, f"must be ids of the vocabulary, 0 to {most_ids - 1:,}"),
     }
     if log_probs is not None:
         fits = len(log_probs) == len(tokens)

@@ -5,12 +5,13 @@ import csv
 import difflib
 import sqlite3
 import sys
-from collections.abc import Iterable
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
-from r3_ext.history.shared import UNBOUNDED, existing, print_table
-from recipe.r3.history_file import HistoryError, open_for_reading
+from r3_ext.history.shared import UNBOUNDED, check_samples, existing, print_table, read_samples, snapshot
+from recipe.r3.history_file import HistoryError
 
 QUERIES = {
     "never-solved": """\
@@ -62,28 +63,70 @@ def query(args: argparse.Namespace) -> None:
         print(sql)
         return
     limit = args.limit or (UNBOUNDED if args.csv else 50)
-    with selected(existing(args.path), sql) as (columns, cursor):
+    with selected(existing(args.path), sql, args.seconds) as (columns, rows):
         if args.csv:
-            print_csv(columns, islice(cursor, limit))
+            print_csv(columns, islice(rows, limit))
         else:
-            print_table("", columns, list(islice(cursor, limit)))
-        if next(cursor, None) is not None:
+            print_table("", columns, list(islice(rows, limit)))
+        if next(rows, None) is not None:
             print(f"the first {limit} rows; --limit N shows more", file=sys.stderr)
 
 
 @contextmanager
-def selected(path: str, sql: str):
-    """(columns, cursor) of one SELECT, which can only read, and only this file."""
-    reading = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
-    with closing(open_for_reading(path)) as db:
-        db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY)
-        db.set_progress_handler(lambda: 0, 1 << 20)  # lets Ctrl-C in
+def selected(path: str, sql: str, seconds: float):
+    """(columns, rows) of one SELECT, which can only read, and only this file, whose content is checked before.
+
+    Raises:
+        HistoryError: damaged, not a SELECT, or no row came for so many seconds.
+    """
+    clock = Clock(seconds)
+    with snapshot(path) as db:
+        if "samples" in sql.lower():
+            check_samples(db, path)
+        if "payloads" in sql.lower():
+            for _ in read_samples(db, path, "true", ()):
+                pass
+        db.set_authorizer(permitted)
+        db.set_progress_handler(clock.is_over, 1 << 20)  # lets Ctrl-C in, too
         try:
+            clock.begin()
             cursor = db.execute(sql)
-            yield [column[0] for column in cursor.description or ()], cursor
+            yield [column[0] for column in cursor.description or ()], clock.rows(cursor)
         except (sqlite3.Error, sqlite3.Warning) as error:
-            reason = "only a SELECT can be run" if "authoriz" in str(error) else str(error)
+            reason = str(error)
+            if "authoriz" in reason or "within a transaction" in reason:
+                reason = "only a SELECT can be run"
+            if reason == "interrupted":
+                reason = f"no row came for {seconds:g} s; ask for less, or wait longer with --seconds N"
             raise HistoryError(f"query on {path}: {reason}") from error
+
+
+def permitted(action: int, table: str | None, column: str | None, *_) -> int:
+    """SQLite's authorizer. What it keeps for itself is not checked as the rest is, and so not shown."""
+    reading = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+    own = action == sqlite3.SQLITE_READ and (table.startswith("sqlite_") or table == "dbstat")
+    return sqlite3.SQLITE_OK if action in reading and (not own or column == "sql") else sqlite3.SQLITE_DENY
+
+
+class Clock:
+    """Ends a query that gives no row for so many seconds."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+
+    def begin(self) -> None:
+        self.end = time.monotonic() + self.seconds
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.end
+
+    def rows(self, cursor: sqlite3.Cursor) -> Iterator[tuple]:
+        while True:
+            self.begin()  # the time in which the last row was used does not count
+            row = next(cursor, None)
+            if row is None:
+                return
+            yield row
 
 
 def print_csv(columns: list[str], rows: Iterable[tuple]) -> None:

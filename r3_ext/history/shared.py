@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -11,11 +11,14 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from recipe.r3.history import Sample, decode
-from recipe.r3.history_file import HistoryError, explained, open_for_reading
+from recipe.r3.history import Sample, damaged, decode
+from recipe.r3.history_codec import columns_fit
+from recipe.r3.history_file import HistoryError, check_content, explained, reading
 
 UNBOUNDED = 1 << 62
 """Rows or bytes: more than there can be, and SQLite's integers hold it."""
+CELL = 1_000
+"""Characters of a value that a table shows; folding megabytes into a column takes minutes."""
 SAMPLES = (
     "SELECT id, abandoned, query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens, "
     "log_probs FROM samples LEFT JOIN payloads USING (id)"
@@ -31,14 +34,28 @@ def existing(path: str) -> str:
 
 @contextmanager
 def snapshot(path: str):
-    """A read-only connection in one transaction: what is read through it agrees, while a run writes on."""
-    with closing(open_for_reading(path)) as db:
-        db.execute("BEGIN")
+    """A read-only connection in one transaction: what is read through it agrees, while a run writes on. Indexes and
+    sums are compared; what a sample's checksum alone covers is not, see `check_samples` and `read_samples`.
+    """
+    with reading(path) as db:
+        with explained(path):
+            db.execute("BEGIN")
+            check_content(db, path)
         try:
             yield db
         except sqlite3.Error as error:
             with explained(path):
                 raise error
+
+
+def check_samples(db: sqlite3.Connection, path: str) -> None:
+    """Raise HistoryError unless the columns of every sample fit its checksum; payloads are not read."""
+    with explained(path):
+        for sample_id, *columns, checksum in db.execute(
+            "SELECT id, query_id, variant, correct, truncated, score, length, entropy, step, checksum FROM samples"
+        ):
+            if not columns_fit(tuple(columns), checksum):
+                raise damaged(f"{sample_id} of query {columns[0]}", path)
 
 
 def meta_of(db: sqlite3.Connection) -> dict[str, str]:
@@ -73,12 +90,14 @@ def disk_size(path: str) -> int:
 
 
 def printable(value: object) -> str:
-    """A value for the terminal, without control characters: the file may come from somebody else."""
+    """A value for the terminal, cut and without control characters: the file may come from somebody else."""
     if value is None:
         return "-"
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if len(text) > CELL:
+        text = f"{text[:CELL]}... ({len(text):,} characters)"
     return "".join(char if char.isprintable() else " " for char in text)
 
 

@@ -4,7 +4,17 @@ import argparse
 import difflib
 import sqlite3
 
-from r3_ext.history.shared import disk_size, existing, meta_of, print_table, printable, share, snapshot, stored
+from r3_ext.history.shared import (
+    check_samples,
+    disk_size,
+    existing,
+    meta_of,
+    print_table,
+    printable,
+    share,
+    snapshot,
+    stored,
+)
 from r3_ext.units import human
 from recipe.r3.history import PLAIN, REFLECTION
 from recipe.r3.history_file import SCHEMA_VERSION, HistoryError
@@ -71,6 +81,7 @@ def replay_line(db: sqlite3.Connection) -> tuple:
 
 
 def query_tables(db: sqlite3.Connection, path: str, query_id: str) -> list[tuple[str, list, list[tuple]]]:
+    check_samples(db, path)
     require_query(db, path, query_id)
     steps = ["step", "plain", "rate", "reflected", "rate", "truncated", "replayed", "plain so far"]
     columns = ["id", "step", "outcome", "prompt", "truncated", "length", "entropy", "replayed", "state"]

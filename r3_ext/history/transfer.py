@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from r3_ext.history.parquet import IMPORTED, checked, is_parquet, open_parquet
+from r3_ext.history.parquet import IMPORTED, checked, id_bound, is_parquet, open_parquet
 from r3_ext.history.shared import existing, meta_of, read_samples, require_same_tokenizer, snapshot, track_samples
 from r3_ext.units import GIB
 from recipe.r3.history import PLAIN, REFLECTION, History
-from recipe.r3.history_file import HistoryError, check_content, explained
+from recipe.r3.history_file import HistoryError, explained
 
 
 def import_samples(args: argparse.Namespace) -> None:
@@ -24,7 +24,8 @@ def import_samples(args: argparse.Namespace) -> None:
             require_same_tokenizer(history.meta(), meta, source)
             if statistics is not None:
                 require_new_statistics(history.meta(), meta, source)
-            before = history.size()
+            before, most_ids = history.size(), id_bound(history.meta(), meta)
+            samples = (checked(sample, source, place, most_ids) for sample, place in samples)
             history.absorb(track_samples(samples, "importing", total), statistics or (), meta)
             taken = history.size() - before
     told = "and no statistics, a parquet holds none" if statistics is None else "and the statistics"
@@ -97,16 +98,16 @@ def new_or_old(path: str, max_per_outcome: int, max_bytes: int, seed: int):
 
 @contextmanager
 def opened(path: str):
-    """(meta, number of samples, samples, statistics) of a history, or of a parquet, whose statistics are None."""
+    """(meta, number of samples, samples and where they are, statistics) of a history, or of a parquet, whose statistics
+    are None."""
     if is_parquet(path):
         yield open_parquet(path)
         return
     where = "evicted IS NULL AND length > 0"
     with snapshot(path) as db:
-        check_content(db, path)
         total = db.execute(f"SELECT count(*) FROM samples WHERE {where}").fetchone()[0]
         rows = read_samples(db, path, where, ())
-        samples = (checked(sample, path, f"sample {sample.id}") for sample, *_ in rows)
+        samples = ((sample, f"sample {sample.id}") for sample, *_ in rows)
         yield {**meta_of(db), **provenance(db, path)}, total, samples, read_statistics(db, path)
 
 

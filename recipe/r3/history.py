@@ -205,6 +205,8 @@ class History:
             count[2] += sum(int(sample.truncated) for sample in samples)
         for key in unfinished:
             counts.setdefault(key, [0, 0, 0])[0] += 1
+        for query_id, _ in counts:
+            history_file.check_id(query_id, self.path)
         self._count_rows([(*key, step, *count) for key, count in counts.items()])
 
     def _count_rows(self, values: list[tuple]) -> None:

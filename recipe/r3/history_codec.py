@@ -18,7 +18,8 @@ stored in two moves: `identified` hashes it, which is enough to order and compar
 for those that are written.
 
 Digest and checksum are XXH3, whose values are fixed for good. It tells damage, not intent: who may write the file can
-write a checksum that fits.
+write a checksum that fits. A checksum has a part for the columns and a part for the payload: what people read of a
+sample is checked without reading its tokens.
 """
 
 import math
@@ -253,7 +254,18 @@ def digest_of(tokens: np.ndarray, seed: int) -> bytes:
 
 
 def checksum_of(columns: tuple, tokens: bytes, log_probs: bytes | None) -> int:
-    """63 bits of the XXH3-64 of a sample's log-probs, seeded with that of its tokens, and that with its columns'."""
-    checksum = xxhash.xxh3_64_intdigest(repr(columns).encode())
-    checksum = xxhash.xxh3_64_intdigest(tokens, seed=checksum)
-    return xxhash.xxh3_64_intdigest(log_probs or b"", seed=checksum) >> 1  # SQLite's integers have a sign
+    """63 bits: 32 of the XXH3-64 of the payload, above them 31 of that of query_id to step, seeded with the 32."""
+    payload = xxh3_of(log_probs or b"", seed=xxh3_of(tokens)) % (1 << 32)
+    return _above(columns, payload)
+
+
+def columns_fit(columns: tuple, checksum: int) -> bool:
+    """Whether query_id to step are what the checksum says, whatever became of the payload."""
+    return _above(columns, checksum % (1 << 32)) == checksum
+
+
+def _above(columns: tuple, payload: int) -> int:
+    return xxh3_of(repr(columns).encode(), seed=payload) >> 33 << 32 | payload  # SQLite's integers have a sign
+
+
+xxh3_of = xxhash.xxh3_64_intdigest

@@ -15,8 +15,8 @@
 
 One SQLite file in WAL mode; anybody may read it with plain SQL while a run writes it. Nothing in it is executed or
 unpickled, so a file from somebody else is data: its schema must equal ours to the letter, and what it says of itself is
-checked. Every column is in an index, a sum or a checksum too, so that damage shows: when the file is opened, or, for
-what a sample's checksum covers, when it is drawn.
+checked. Every column is in an index, a sum or a checksum too, so that damage shows: when the file is opened, by a
+trainer or to be read, or, for what a sample's checksum covers, when it is drawn or printed.
 
     samples     one stored response: what it is                   (payloads: its tokens and log-probs)
     statistics  attempts, successes, truncated per query, prompt variant and step       never evicted
@@ -31,10 +31,12 @@ import os
 import socket
 import sqlite3
 import weakref
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from urllib.parse import quote
 
-SCHEMA_VERSION = 3
+from .history_pages import check_pages
+
+SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -50,7 +52,7 @@ CREATE TABLE samples (
     abandoned INTEGER NOT NULL,     -- 1: written after a checkpoint that training went back to
     bytes INTEGER NOT NULL,         -- of its payload
     digest BLOB NOT NULL,           -- XXH3-128 of the ids, seeded; equal responses of a query are stored once
-    checksum INTEGER NOT NULL       -- XXH3-64 of query_id to step and of the payload, see history_codec.py
+    checksum INTEGER NOT NULL       -- XXH3-64 of query_id to step, and of the payload, see history_codec.py
 ) STRICT;
 CREATE INDEX samples_live ON samples (query_id, variant, correct, step, length, entropy, digest, bytes, abandoned,
     evicted) WHERE evicted IS NULL;
@@ -96,6 +98,8 @@ INSERT INTO pins VALUES (0);
 """
 _SETTINGS = ("page_size=16384", f"cache_size=-{16 << 10}", "secure_delete=OFF")
 """A response of 4,096 tokens takes 1 page and a part; deleting does not write zeros over what it deletes."""
+MAX_ID_BYTES = 1_024
+"""Of a query id in UTF-8. One of megabytes, which no data set needs, would be in an index of every row."""
 NETWORK_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p"),
     *("virtiofs", "pvfs2", "orangefs", "fuse"),
@@ -104,6 +108,15 @@ NETWORK_FILE_SYSTEMS = {
 
 class HistoryError(RuntimeError):
     """The history cannot be used. The message names the file, the reason and the way out."""
+
+
+def check_id(query_id: str, source: str) -> None:
+    """Raise HistoryError when the id of a query is too long to be stored."""
+    if (size := len(query_id.encode())) > MAX_ID_BYTES:
+        raise HistoryError(
+            f"{source}: query id {query_id[:20]}... has {size:,} bytes, {MAX_ID_BYTES:,} at most; shorten the column "
+            "query_id of the data"
+        )
 
 
 @contextmanager
@@ -202,6 +215,7 @@ def open_for_writing(path: str, exclusive: bool) -> sqlite3.Connection:
                 db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
             else:
                 check_content(db, path)
+                check_pages(db, path)
         except BaseException:
             db.close()
             raise
@@ -209,11 +223,9 @@ def open_for_writing(path: str, exclusive: bool) -> sqlite3.Connection:
 
 
 def open_for_reading(path: str) -> sqlite3.Connection:
-    """The file of this run or of another person, read-only, with its schema checked."""
-    # Beside a file that may be written SQLite keeps two more; where it may not create them, nothing is being written.
-    fixed = not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK) and not os.path.exists(f"{path}-wal")
+    """The file of this run or of another person, read-only, with its schema checked; see `reading`."""
     with explained(path):
-        uri = f"file:{quote(path)}?mode=ro{'&immutable=1' if fixed else ''}"
+        uri = f"file:{quote(path)}?mode=ro{'&immutable=1' if _is_still(path) else ''}"
         db = sqlite3.connect(uri, uri=True, isolation_level=None)
         try:
             db.execute("PRAGMA trusted_schema=OFF")
@@ -224,8 +236,66 @@ def open_for_reading(path: str) -> sqlite3.Connection:
     return db
 
 
+@contextmanager
+def reading(path: str):
+    """A read-only connection that leaves no file behind.
+
+    SQLite makes `-wal` and `-shm` beside a file in WAL mode when it is read, unless told that nobody writes it. That is
+    so when neither holds anything; should a trainer begin meanwhile, the file it writes into shows it. With a trainer
+    there, or after one that was killed, its two files are needed, and are there already. Only a copied log lacks the
+    `-shm`, which SQLite then makes; it is removed again.
+
+    Raises:
+        HistoryError: as `open_for_reading`; or a run began to write the file while it was read as still.
+    """
+    still, alone, before = _is_still(path), not os.path.exists(f"{path}-shm"), _stamp(path)
+    if not still and alone and not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
+        raise HistoryError(
+            f"history {path}: its log {path}-wal can only be read in a folder that is writable; copy both"
+        )
+    try:
+        with closing(open_for_reading(path)) as db:
+            yield db
+    finally:
+        if still and _stamp(path) != before:
+            raise HistoryError(f"history {path}: a run began to write it while it was read; run the command again")
+        if not still and alone:
+            _remove_index(path)
+
+
+def _is_still(path: str) -> bool:
+    """Whether all of the history is in the file itself, and nobody has it open to write."""
+    logged = os.path.exists(f"{path}-wal") and os.path.getsize(f"{path}-wal")
+    return not logged and not os.path.exists(f"{path}-shm")
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    if not os.path.exists(path):
+        return None
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _remove_index(path: str) -> None:
+    """Remove the `-shm` that reading made, unless a trainer has begun to use it: each holds the lock all the time."""
+    if not os.path.exists(f"{path}.lock"):
+        _unlink(f"{path}-shm")
+        return
+    with suppress(OSError), open(f"{path}.lock") as lock:  # held, or not ours to hold
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _unlink(f"{path}-shm")
+
+
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
 def check_schema(db: sqlite3.Connection, path: str) -> None:
     """Raise HistoryError unless tables and indexes are exactly those of this version."""
+    [(vacuums,)] = db.execute("PRAGMA auto_vacuum")
+    if vacuums:  # a damaged byte of the header, for which SQLite would write over pages that are in use
+        raise sqlite3.DatabaseError("it says of itself that it has pages of pointers")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     found = _objects(db)
     with sqlite3.connect(":memory:") as expected:
@@ -248,14 +318,20 @@ def _objects(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 
 def check_content(db: sqlite3.Connection, path: str) -> None:
-    """Raise HistoryError when indexes and tables disagree, or statistics and the sums of their steps.
+    """Raise sqlite3.DatabaseError when indexes and tables disagree, statistics and the sums of their steps, or a query
+    id is absurd.
 
-    Payloads are not read here: each has a checksum that is compared when it is drawn.
+    The columns of samples that are in no index, and payloads, are not read here: each sample has a checksum, which is
+    compared when it is drawn, and by `check_samples`.
     """
     for table in ("samples", "statistics", "steps", "replays", "pins", "meta"):
         problems = [row[0] for row in db.execute(f"PRAGMA integrity_check({table})")]
         if problems != ["ok"]:
             raise sqlite3.DatabaseError(f"table {table}: {problems[0]}")
+    for table in ("samples", "statistics", "replays"):
+        [(longest,)] = db.execute(f"SELECT max(length(CAST(query_id AS BLOB))) FROM {table}")
+        if (longest or 0) > MAX_ID_BYTES:
+            raise sqlite3.DatabaseError(f"table {table}: a query id of {longest:,} bytes, {MAX_ID_BYTES:,} at most")
     sums = "SELECT step, sum(attempts), sum(successes), sum(truncated) FROM statistics GROUP BY step"
     wrong = set(db.execute(sums)) ^ set(db.execute("SELECT step, attempts, successes, truncated FROM steps"))
     if wrong:

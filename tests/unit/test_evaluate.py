@@ -406,13 +406,151 @@ def test_a_comparison_of_different_things_is_refused_or_noted(tmp_path, capsys):
     with pytest.raises(EvaluationError, match="benchmark mine is not the same in both: sha256 [0-9a-f]{64} in "):
         compare.compare(a, scored(tmp_path / "b", {"p": 1, "q": 2}, extra="?"))
     with pytest.raises(EvaluationError, match="no benchmark in common: mine and other"):
-        compare.compare(a, scored(tmp_path / "c", {"p": 1, "q": 2}, name="other"))
+        compare.compare(a, scored(tmp_path / "c", {"p": 1, "r": 2}, name="other"))
     with pytest.raises(EvaluationError, match="is not a folder of `r3 eval`"):
         compare.compare(a, tmp_path)
     fewer = scored(tmp_path / "d", {"p": 1, "q": 2}, n=4)
     assert command.main(["compare", str(a), str(fewer), "--out", str(tmp_path / "out")]) == 0
     assert "note: the settings differ: n 16 and 4" in capsys.readouterr().out
     assert "| mine | 2 |" in (tmp_path / "out" / "compare.md").read_text()
+
+
+def test_two_files_of_the_same_problems_compare_whatever_their_names_and_order(tmp_path, capsys):
+    """p is solved by both, q by the second alone; the second file has the rows the other way round."""
+    rows = [{"problem": text, "answer": "1", "responses": [r"\boxed{1}"]} for text in "pq"]
+    first = write_jsonl(tmp_path / "base.jsonl", [rows[0], {**rows[1], "responses": [r"\boxed{2}"]}])
+    second = write_jsonl(tmp_path / "trained.jsonl", [{**rows[1], "answer": "1.0"}, rows[0]])
+    assert command.main(["score", str(first)]) == 0
+    assert command.main(["compare", str(first), str(second)]) == 2
+    assert f"is not scored yet; run `r3 eval score {second}` first" in capsys.readouterr().err
+    assert command.main(["score", str(second)]) == 0
+    found = compare.compare(first, second)
+    metrics = found["benchmarks"]["base"]["metrics"]
+    assert [metrics[f"pass@1/{side}"][0] for side in ("a", "b", "change")] == [0.5, 1.0, 0.5]
+    assert metrics["pass@1/change"][1:] == [0.0, 1.0], "q changes and p does not"
+    assert compare.notes(found) == ["base of A and trained of B hold the same problems"]
+    write_jsonl(second, rows[:1])
+    with pytest.raises(EvaluationError, match="was changed since it was scored"):
+        compare.compare(first, second)
+
+
+def test_one_file_at_two_limits_is_refused_whatever_its_names(tmp_path):
+    a = scored(tmp_path / "a", {"p": 1, "q": 2})
+    b = scored(tmp_path / "b", {"p": 1, "q": 2}, name="other")
+    rows = plan.read_problems(b)
+    plan.write_table(b / "problems.parquet", rows[:1], plan.PROBLEM)
+    plan.write_table(b / "scores.parquet", pq.read_table(b / "scores.parquet").to_pylist()[:16], score.SCORE)
+    with pytest.raises(
+        EvaluationError, match="benchmark mine and other: 2 problems in .*, 1 in .*; use the same --limit"
+    ):
+        compare.compare(a, b)
+
+
+# hostile files
+
+
+CONTRACT = {"data_source": "d", "prompt": [{"role": "user", "content": "p"}], "reward_model": {"ground_truth": "1"}}
+GOOD = {"problem": "p", "answer": "1", "responses": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({**GOOD, "response_tokens": -5}, "row 1: response_tokens must be whole numbers from 0 .*got -5"),
+        ({**GOOD, "response_tokens": [2**31]}, "row 1: response_tokens must be"),
+        ({**GOOD, "response_tokens": 1.5}, "row 1: response_tokens must be"),
+        ({**GOOD, "response_tokens": "5"}, "row 1: response_tokens must be"),
+        ({**GOOD, "response_tokens": {"a": 1}}, "row 1: response_tokens must be"),
+        ({**GOOD, "response_tokens": True}, "row 1: response_tokens must be"),
+        ({**GOOD, "responses": ["\ud800"]}, "row 1: responses must be a list of texts"),
+        ({**GOOD, "problem": "\ud800"}, "row 1: problem must be text in UTF-8"),
+        ({**GOOD, "answer": None}, "row 1: answer must not be empty"),
+        (5, "every row must be a JSON object"),
+    ],
+)
+def test_a_broken_row_is_named(row, message, tmp_path, capsys):
+    file = write_jsonl(tmp_path / "in.jsonl", [{**GOOD, "problem": "whole"}, row])
+    with pytest.raises(EvaluationError, match=f"{file}.*{message}"):
+        score.read_responses(file)
+    assert command.main(["score", str(file)]) == 2 and capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "in.jsonl.eval").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"prompt": value} for value in (None, [], "p", [5], [{"role": "user"}])),
+        *({"reward_model": value} for value in (None, {}, "1")),
+        *({"data_source": None}, {"extra_info": [1]}),
+    ],
+)
+def test_a_broken_row_in_verls_format_is_named(change, tmp_path):
+    file = write_jsonl(tmp_path / "in.jsonl", [{**CONTRACT, "response": "x"}, {**CONTRACT, "response": "x", **change}])
+    with pytest.raises(EvaluationError, match=f"{file}, row 1: {next(iter(change))}"):
+        score.read_responses(file)
+    write_jsonl(file, [{**CONTRACT, "response": "x", "response_tokens": 7.0}])
+    assert score.read_responses(file)[2][0]["response_tokens"] == 7
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"problem": ' * 100_000, "[1, ", "\xff"])
+def test_a_file_that_is_no_json_is_refused(content, tmp_path):
+    (tmp_path / "in.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(EvaluationError, match=f"^{tmp_path / 'in.json'}"):
+        score.read_responses(tmp_path / "in.json")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("response_tokens", -5, "row 17: response_tokens must be 0 or more, got -5"),
+        ("index", -1, "row 17: index must be 0 or more"),
+        ("correct", None, "row 17: correct is null"),
+        ("query_id", "other", "row 17: is there twice, or another row gives its problem another query_id"),
+        ("sample", 0, "row 17: is there twice"),
+    ],
+)
+def test_a_broken_row_of_the_scores_is_named(column, value, message, tmp_path, capsys):
+    folder = scored(tmp_path / "a", {"p": 1, "q": 2})
+    rows = pq.read_table(folder / "scores.parquet").to_pylist()
+    rows[17][column] = value
+    plan.write_table(folder / "scores.parquet", rows, score.SCORE)
+    assert command.main(["compare", str(folder), str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert f"{folder / 'scores.parquet'}, {message}" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("response_tokens", -5, "row 17: response_tokens must be"),
+        ("response", None, "row 17: sample must be a number and response a text"),
+        ("index", 9, "row 17: the plan has no problem 9 of benchmark mine"),
+        ("query_id", "other", "row 17: is of query 'other'"),
+    ],
+)
+def test_a_broken_row_of_the_answers_is_named(column, value, message, tmp_path):
+    folder = scored(tmp_path / "a", {"p": 1, "q": 2})
+    part = plan.parts(folder)[0]
+    rows = pq.read_table(part).to_pylist()
+    rows[17][column] = value
+    plan.write_table(part, rows, plan.GENERATION)
+    with pytest.raises(EvaluationError, match=message):
+        score.grade_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model", None), ("model", {"path": 5}), ("benchmarks", {}), ("benchmarks", {"mine": 5}), ("sampling", {"n": -1})],
+)
+def test_a_broken_plan_is_refused(key, value, tmp_path):
+    folder = scored(tmp_path / "a", {"p": 1}, n=2)
+    content = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**content, key: value}))
+    with pytest.raises(EvaluationError, match=f"plan.json: {key} is not that of a plan"):
+        compare.compare(folder, folder)
+    (folder / "plan.json").write_text('{"model": ' * 100_000)
+    with pytest.raises(EvaluationError, match="is damaged"):
+        compare.compare(folder, folder)
 
 
 # the challenging subset

@@ -21,8 +21,9 @@ from r3_ext.history.command import main
 from r3_ext.history.query import QUERIES
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample, tokenizer_fingerprint
 from recipe.r3.history_codec import checksum_of
+from recipe.r3.history_file import HistoryError, reading
 
-META = {"tokenizer": "1000 tokens abcdef012345", "model": "/models/tiny", "max_per_outcome": "3", "max_gib": "32.0"}
+META = {"tokenizer": "151643 tokens abcdef012345", "model": "/models/tiny", "max_per_outcome": "3", "max_gib": "32.0"}
 BOUNDS = ["--max-per-outcome", "99", "--max-gib", "1"]
 
 
@@ -515,6 +516,7 @@ def write(path, rows, types=TYPES, metadata=None) -> None:
 
 HOSTILE_VALUES = [
     *(("query_id", None), ("query_id", ""), ("variant", "sideways"), ("variant", None), ("correct", None)),
+    *(("query_id", "x" * 1025), ("query_id", "é" * 513), ("score", 1e300), ("score", -1e300)),
     *(("truncated", None), ("score", float("nan")), ("score", float("inf")), ("score", None), ("length", 3)),
     *(("length", None), ("tokens", None), ("tokens", [1, None]), ("tokens", [-1, 2]), ("tokens", [1, 2**31])),
     *(("log_probs", [-1.0]), ("log_probs", [-1.0, float("nan")]), ("log_probs", [-1.0, None]), ("log_probs", [5.0, 0])),
@@ -533,6 +535,13 @@ def test_a_hostile_value_is_named_and_nothing_is_imported(column, value, run, tm
     before = rows_of(new, "SELECT * FROM samples")
     error_of(capsys, "import", new, out, *BOUNDS)
     assert rows_of(new, "SELECT * FROM samples") == before
+
+
+@pytest.mark.parametrize("score", [0.0, -1.0])
+def test_a_correct_answer_without_a_reward_is_refused(score, tmp_path, capsys):
+    write(tmp_path / "bad.parquet", [ROW, {**ROW, "score": score}])
+    message = error_of(capsys, "import", tmp_path / "new.sqlite", tmp_path / "bad.parquet", *BOUNDS)
+    assert f"column correct, row 1: is true with a score of {score}" in message
 
 
 def test_an_empty_token_list_is_refused(tmp_path, capsys):
@@ -713,3 +722,192 @@ def test_the_readme_shows_the_ready_queries_as_they_are():
     readme = (Path(__file__).resolve().parents[2] / "recipe" / "r3" / "README.md").read_text()
     for name, sql in QUERIES.items():
         assert "\n".join(f"    {line}" for line in sql.splitlines()) in readme, name
+
+
+# what reading leaves behind
+
+
+READING = [
+    *(["show"], ["show", "--query", "easy"], ["check"], ["query", "replays"], ["query", "SELECT * FROM samples"]),
+    ["export", "out.parquet"],
+]
+
+
+def all_read(path, outside, capsys) -> None:
+    for command, *rest in READING:
+        output_of(capsys, command, path, *(outside / word if word == "out.parquet" else word for word in rest))
+
+
+def names_and_bytes(folder) -> dict:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_reading_leaves_the_folder_as_it_was(run, tmp_path, capsys):
+    (run / "history.sqlite.lock").unlink()
+    before = names_and_bytes(run)
+    all_read(run, tmp_path, capsys)
+    output_of(capsys, "import", tmp_path / "new.sqlite", run, *BOUNDS)
+    assert list(before) == ["history.sqlite"] and names_and_bytes(run) == before
+
+
+def killed_in_training(path) -> None:
+    """A fourth step that is in the log alone, whose writer was killed."""
+    script = "import os, sys; sys.path[:0] = sys.argv[2:]\nfrom test_history_command import *\n"
+    script += "history = History(sys.argv[1], 3)\nhistory.add([sample('easy', [11])], 4)\nhistory.flush()\nos._exit(9)"
+    done = subprocess.run([sys.executable, "-c", script, str(path), os.path.dirname(__file__), os.getcwd()], timeout=60)
+    assert done.returncode == 9
+
+
+def test_the_log_of_a_killed_run_is_read_and_stays(run, tmp_path, capsys):
+    path = run / "history.sqlite"
+    killed_in_training(path)
+    log, names = (run / "history.sqlite-wal").read_bytes(), sorted(os.listdir(run))
+    assert log and "history.sqlite-shm" in names
+    all_read(run, tmp_path, capsys)
+    assert "4, 1 to 4" in output_of(capsys, "show", run)
+    assert (run / "history.sqlite-wal").read_bytes() == log and sorted(os.listdir(run)) == names
+
+
+@pytest.mark.parametrize("with_lock", [False, True])
+def test_a_copied_log_is_read_and_stays_alone(with_lock, run, tmp_path, capsys):
+    killed_in_training(run / "history.sqlite")
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for end in ("", "-wal", *([".lock"] if with_lock else [])):
+        shutil.copy(run / f"history.sqlite{end}", copied / f"history.sqlite{end}")
+    before = names_and_bytes(copied)
+    all_read(copied, tmp_path, capsys)
+    assert "4, 1 to 4" in output_of(capsys, "show", copied) and names_and_bytes(copied) == before
+
+
+def test_a_running_trainer_keeps_its_files_and_its_newest_step_is_seen(run, tmp_path, capsys):
+    with closing(History(str(run / "history.sqlite"), 3)) as history:
+        for step in (4, 5):
+            history.add([sample("easy", [step])], step)
+            history.flush()
+            all_read(run, tmp_path, capsys)
+            assert f"{step}, 1 to {step}" in output_of(capsys, "show", run)
+            assert {"history.sqlite-wal", "history.sqlite-shm"} <= set(os.listdir(run))
+    assert sorted(os.listdir(run)) == ["history.sqlite", "history.sqlite.lock"]
+
+
+def test_a_run_that_begins_while_the_file_is_read_is_told(run, capsys):
+    path = str(run / "history.sqlite")
+    with pytest.raises(HistoryError, match="a run began to write it while it was read; run the command again"):
+        with reading(path) as db, closing(History(path, 3)) as history:
+            history.add([sample("easy", [4])], 4)
+            history.flush()
+            history._db.execute("PRAGMA wal_checkpoint(FULL)")
+            db.execute("SELECT count(*) FROM steps").fetchone()
+
+
+def test_a_folder_that_is_read_only_is_read(run, tmp_path, capsys):
+    """In a process with a file system of its own: who may do anything may write into a read-only folder, too."""
+    killed = tmp_path / "killed"
+    shutil.copytree(run, killed)
+    killed_in_training(killed / "history.sqlite")
+    script = (
+        'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$2" && exec "$3" -m r3_ext.cli "$4" "$5" "$1"'
+    )
+    for folder, steps in ((run, "3, 1 to 3"), (killed, "4, 1 to 4")):
+        before = names_and_bytes(folder)
+        command = ["unshare", "-rm", "sh", "-c", script, "sh", str(folder), os.getcwd(), sys.executable]
+        command += ["history", "show"]
+        if shutil.which("unshare") is None:
+            pytest.skip("no unshare")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if "unshare" in done.stderr or "mount" in done.stderr:
+            pytest.skip(f"no mounts of our own: {done.stderr.strip()}")
+        assert done.returncode == 0 and steps in done.stdout, done.stderr
+        assert names_and_bytes(folder) == before
+
+
+# damage and hostile content
+
+
+@pytest.mark.parametrize("column", ["truncated", "score", "checksum"])
+def test_a_changed_column_that_no_index_has_is_told_wherever_it_is_printed(column, run, capsys):
+    change(run / "history.sqlite", f"UPDATE samples SET {column} = {column} + 1 WHERE id = 4")
+    for argv in (["show", run, "--query", "easy"], ["check", run], ["query", run, "SELECT * FROM samples"]):
+        assert "sample 4 of query" in (message := error_of(capsys, *argv)) and "prune --damaged" in message
+    assert "1 damaged samples deleted" in output_of(capsys, "prune", run, "--damaged")
+    assert "8 samples" in output_of(capsys, "check", run)
+
+
+def test_a_changed_payload_is_told_where_payloads_are_read(run, capsys):
+    change(run / "history.sqlite", "UPDATE payloads SET tokens = x'FFFF' WHERE id = 4")
+    for argv in (["check", run], ["query", run, "SELECT sum(length(tokens)) FROM payloads"]):
+        assert "sample 4 of query" in error_of(capsys, *argv)
+    output_of(capsys, "query", run, "SELECT count(*) FROM samples")
+
+
+@pytest.mark.parametrize("table", ["statistics", "steps"])
+@pytest.mark.parametrize("command", [["show"], ["check"], ["query", "pass-rate"], ["export", "out.parquet"], ["prune"]])
+def test_sums_that_do_not_add_up_are_told_by_every_command(table, command, run, tmp_path, capsys):
+    change(run / "history.sqlite", f"UPDATE {table} SET attempts = attempts + 1 WHERE step = 2")
+    rest = [tmp_path / word if word == "out.parquet" else word for word in command[1:]]
+    assert "the statistics of step 2 do not add up; the file is damaged" in error_of(capsys, command[0], run, *rest)
+
+
+def test_what_sqlite_keeps_for_itself_is_not_shown(run, capsys):
+    assert "prohibited" in error_of(capsys, "query", run, "SELECT seq FROM sqlite_sequence")
+    assert "CREATE TABLE pins" in output_of(capsys, "query", run, "SELECT sql FROM sqlite_master", "--csv")
+
+
+def test_a_query_without_an_end_is_ended(run, capsys):
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    message = error_of(capsys, "query", run, endless, "--seconds", "1")
+    assert "no row came for 1 s; ask for less, or wait longer with --seconds N" in message
+
+
+def test_an_id_of_megabytes_is_refused_when_it_is_stored_and_when_it_is_read(run, capsys):
+    long = "x" * 5_000_000
+    with closing(History(str(run / "history.sqlite"), 3)) as history:
+        for samples, unfinished in (([sample(long, [1])], []), ([], [(long, PLAIN)])):
+            history.add(samples, 4, unfinished=unfinished)
+            with pytest.raises(
+                HistoryError, match="query id xxxxxxxxxxxxxxxxxxxx... has 5,000,000 bytes, 1,024 at most"
+            ):
+                history.flush()
+        history.add([sample("x" * 1024, [1])], 4)
+    output_of(capsys, "show", run)
+    for table in ("replays", "statistics", "samples"):
+        change(run / "history.sqlite", f"UPDATE OR IGNORE {table} SET query_id = ? WHERE step = 3", (long,))
+        message = error_of(capsys, "query", run, "never-solved")
+        assert f"table {table}: a query id of 5,000,000 bytes" in message and len(message) < 1_000
+
+
+def test_a_long_value_is_cut_in_a_table_and_whole_in_csv(run, capsys):
+    sql = "SELECT replace(hex(zeroblob(50000)), '0', 'x') AS v"
+    assert "(100,000 characters)" in (text := output_of(capsys, "query", run, sql)) and len(text) < 3_000
+    assert len(cells_of(capsys, "query", run, sql)[1][0]) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("meta", "largest"),
+    [
+        ({"tokenizer": "640 tokens abcdef012345"}, 649),
+        ({"tokenizer": "640 tokens abcdef012345", "model": "{model}"}, 699),
+        ({"model": "{model}"}, 699),
+        ({"model": "/no/such/model"}, (1 << 24) - 1),
+        ({}, (1 << 24) - 1),
+    ],
+)
+def test_ids_outside_of_the_vocabulary_are_refused(meta, largest, tmp_path, capsys):
+    """The model's vocabulary decides; without its folder the tokenizer's and a 64th, which models add."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 700}')
+    meta = {key: value.format(model=tmp_path / "model") for key, value in meta.items()}
+    bad, good, new = tmp_path / "bad.parquet", tmp_path / "good.parquet", tmp_path / "new.sqlite"
+    write(bad, [ROW, {**ROW, "tokens": [1, largest + 1]}], metadata={"r3.meta": json.dumps(meta)})
+    message = error_of(capsys, "import", new, bad, *BOUNDS)
+    assert f"column tokens, row 1: must be ids of the vocabulary, 0 to {largest:,}" in message and not new.exists()
+    write(good, [ROW, {**ROW, "tokens": [1, largest]}], metadata={"r3.meta": json.dumps(meta)})
+    assert "2 of 2" in output_of(capsys, "import", new, good, *BOUNDS)
+
+
+@pytest.mark.parametrize("meta", ["[" * 50_000, '{"a": ' * 10_000, json.dumps({"a": "x" * 70_000})])
+def test_metadata_that_is_nested_deeply_or_long_is_refused(meta, tmp_path, capsys):
+    write(tmp_path / "bad.parquet", [ROW], metadata={"r3.meta": meta})
+    message = error_of(capsys, "import", tmp_path / "new.sqlite", tmp_path / "bad.parquet", *BOUNDS)
+    assert "the metadata r3.meta" in message and not (tmp_path / "new.sqlite").exists()
