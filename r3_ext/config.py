@@ -16,6 +16,17 @@ RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
 EXAMPLE_CONFIG = ROOT / "examples" / "config"
 
 
+def check_choice(group: str, name: str) -> None:
+    """Refuse a profile or a method that there is not.
+
+    Raises:
+        ValueError: with those that there are.
+    """
+    known = sorted(path.stem for path in (EXAMPLE_CONFIG / group).glob("*.yaml"))
+    if name not in known:
+        raise ValueError(f"--{group} must be one of {', '.join(known)}, got {name!r}")
+
+
 def quoted(value: str | Path) -> str:
     r"""A string for the right-hand side of a hydra override, whatever stands in it.
 

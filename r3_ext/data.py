@@ -24,12 +24,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from r3_ext import hub
+
 INSTRUCTION = " Please reason step by step, and put your final answer within \\boxed{}."
 """What the model card of DeepSeek-R1-Distill asks users to append to a math problem."""
 
 PROBLEM_COLUMNS = ("problem", "question")
 ANSWER_COLUMNS = ("answer", "final_answer")
 SUFFIXES = (".parquet", ".jsonl", ".json")
+
+RULES = (
+    *("empty_problem", "empty_answer", "duplicate", "same_answer_other_form", "conflicting_answers"),
+    *("too_long", "in_benchmark"),
+)
+"""Names of the counts of what is dropped."""
 
 SCHEMA = pa.schema(
     [
@@ -92,40 +100,93 @@ def read_rows(source: str, split: str = "train", revision: str | None = None) ->
 
     The second value says where they came from: file names with sha256, or hub id with a sha256 over the rows.
     """
+    files = local_files(source)
+    if files is None:
+        return _read_hub(source, split, revision)
+    rows = [row for file in files for row in read_file(file)]
+    return rows, {"source": source, "files": {file.name: _sha256(file.read_bytes()) for file in files}}
+
+
+def local_files(source: str) -> list[Path] | None:
+    """The data files of a folder, or the file itself; None for a name that can only be one on the hub.
+
+    Raises ValueError for a path that does not exist, a folder without data and a file of another type.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and not p.name.endswith(".parquet.json"))
         if not files:
             raise ValueError(f"{path}: no data file found; expected files ending in {', '.join(SUFFIXES)}")
-        rows = [row for file in files for row in _read_file(file)]
-        return rows, {"source": source, "files": {file.name: _sha256(file.read_bytes()) for file in files}}
+        return files
     if path.is_file():
-        return _read_file(path), {"source": source, "files": {path.name: _sha256(path.read_bytes())}}
-    if path.suffix in SUFFIXES or source.startswith((".", "/", "~")):
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"{path}: file type must be one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
+        return [path]
+    if path.suffix in SUFFIXES or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
         raise ValueError(f"{source}: no such file or folder; pass an existing one or a Hugging Face data set id")
-    return _read_hub(source, split, revision)
+    return None
 
 
 def _read_hub(name: str, split: str, revision: str | None) -> tuple[list[dict], dict]:
-    from datasets import load_dataset  # slow to import, and not needed for local files
-
-    rows = load_dataset(name, split=split, revision=revision).to_list()
+    rows = load_from_hub(name, split, revision).to_list()
     digest = _sha256(json.dumps(rows, sort_keys=True, default=str).encode())
     return rows, {"source": name, "split": split, "revision": revision, "rows_sha256": digest}
 
 
-def _read_file(path: Path) -> list[dict]:
+def load_from_hub(name: str, split: str = "train", revision: str | None = None):
+    """The `datasets.Dataset`. Raises ValueError where it cannot be had, soon when the hub is out of reach."""
+    hub.go_offline_if_unreachable()
+    from datasets import load_dataset  # slow to import, and not needed for local files
+    from datasets.exceptions import DatasetsError
+
+    try:
+        return load_dataset(name, split=split, revision=revision)
+    except (OSError, ValueError, DatasetsError) as error:  # of the hub's client, of the network, of the data
+        raise ValueError(f"{name}: {hub.why_not(error)}; pass a local file instead") from error
+
+
+def read_file(path: Path) -> list[dict]:
+    """The rows of one file. Raises ValueError or OSError with the file's name when it cannot be read."""
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty")
     if path.suffix == ".parquet":
-        return pq.read_table(path).to_pylist()
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: file type must be one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
-    text = path.read_text(encoding="utf-8-sig")
-    rows = json.loads(text) if text.lstrip().startswith("[") else _read_lines(path, text)
+        return read_parquet(path).to_pylist()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text) if text.lstrip().startswith("[") else _read_lines(path, text)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON in UTF-8 ({error})") from error
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path}: every row must be a JSON object with a problem and an answer")
     return rows
+
+
+def read_parquet(path: Path) -> pa.Table:
+    try:
+        # Not read_table(path): that takes `name=value` in the path for a column.
+        return pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a readable parquet file ({first_line(error)}); copy or make it again") from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def columns_of(path: Path) -> list[str]:
+    if path.suffix != ".parquet":
+        return sorted({column for row in read_file(path) for column in row})
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: the file is empty")
+    try:
+        return pq.read_schema(path).names
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a readable parquet file ({first_line(error)}); copy or make it again") from error
+
+
+def is_verl(columns: Iterable[str]) -> bool:
+    """Whether rows with these columns are in verl's format, and are trained on as they are."""
+    return {"prompt", "reward_model"} <= set(columns)
 
 
 def _read_lines(path: Path, text: str) -> list:
@@ -146,20 +207,30 @@ def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True
     if not rows:
         raise ValueError(f"{file}: no rows; pass a file with a problem and an answer in each row")
     columns = sorted({column for row in rows for column in row})
-    if "prompt" in columns and "reward_model" in columns:
-        return [_from_contract(row, index) for index, row in enumerate(rows)]
+    if is_verl(columns):
+        return [_from_verl(row, index, file) for index, row in enumerate(rows)]
     problem_column = _pick_column(columns, PROBLEM_COLUMNS, "problem", file)
     answer_column = _pick_column(columns, ANSWER_COLUMNS, "answer", file) if need_answer else None
+    for index, row in enumerate(rows):
+        for column in (problem_column, answer_column):
+            if isinstance(row.get(column), dict | bytes):
+                raise ValueError(f"{file}, row {index}: {column} must be text, a number or a list of them")
     return [
         Problem(_text(row.get(problem_column)), _text(row.get(answer_column)), _text(row.get("source")) or name, index)
         for index, row in enumerate(rows)
     ]
 
 
-def _from_contract(row: dict, index: int) -> Problem:
-    text = row["prompt"][-1]["content"].removesuffix(INSTRUCTION)
-    source = (row.get("extra_info") or {}).get("source") or row["data_source"]
-    return Problem(_text(text), _text(row["reward_model"]["ground_truth"]), source, index)
+def _from_verl(row: dict, index: int, file: str) -> Problem:
+    """The last message as the problem; of several accepted answers, the first."""
+    try:
+        text = row["prompt"][-1]["content"].removesuffix(INSTRUCTION)
+        truth = row["reward_model"]["ground_truth"]
+        source = (row.get("extra_info") or {}).get("source") or row["data_source"]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        wanted = "prompt (messages), reward_model.ground_truth and data_source"
+        raise ValueError(f"{file}, row {index}: not in the format of r3_ext.data: {wanted} ({error!r})") from error
+    return Problem(_text(text), _text(truth[0] if isinstance(truth, list) and truth else truth), source, index)
 
 
 def _pick_column(columns: list[str], accepted: tuple[str, ...], what: str, file: str) -> str:
@@ -167,7 +238,8 @@ def _pick_column(columns: list[str], accepted: tuple[str, ...], what: str, file:
         if column in columns:
             return column
     raise ValueError(
-        f"{file}: no {what} column; found {', '.join(columns)}; rename one of them to {' or '.join(accepted)}"
+        f"{file}: no {what} column; found {', '.join(columns)}; rename one of them to {' or '.join(accepted)}, or give "
+        "verl's columns prompt, reward_model and data_source"
     )
 
 
@@ -215,6 +287,41 @@ def _filtered(problem: Problem, counts: Counter, max_chars: int | None, exclude:
     return too_long or in_benchmark
 
 
+def problem_keys(file: Path) -> list[set[str]]:
+    """For each row in verl's format, the `overlap_key`s of what it asks: of the user's messages as they are, and of the
+    last message without what all rows begin and end with, which is where instructions stand."""
+    rows = read_file(file)
+    asked = [[m["content"] for m in row["prompt"] if m["role"] == "user"] for row in rows]
+    keys = [overlap_key(problem.text) for problem in to_problems(rows, str(file), file.name)]
+    start = len(os.path.commonprefix(keys))
+    end = len(os.path.commonprefix([key[::-1] for key in keys]))
+    parts = [{key, key[start:], key[: len(key) - end], key[start : len(key) - end]} for key in keys]
+    return [part | set(map(overlap_key, texts)) for part, texts in zip(parts, asked, strict=True)]
+
+
+def to_table(file: Path) -> pa.Table:
+    """All rows with the types that they have. Raises ValueError where JSON mixes types in one column."""
+    if file.suffix == ".parquet":
+        return read_parquet(file)
+    rows, columns = read_file(file), columns_of(file)
+    arrays = {}
+    for name in columns:
+        try:
+            arrays[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+            raise ValueError(f"{file}: column {name} holds values of different kinds ({first_line(error)})") from error
+    return pa.table(arrays)
+
+
+def tables(source: str) -> pa.Table:
+    """All rows of a local file or folder as they are; columns that a file lacks are null."""
+    parts = [to_table(file) for file in local_files(source)]
+    try:
+        return pa.concat_tables(parts, promote_options="default")
+    except (pa.ArrowException, TypeError) as error:
+        raise ValueError(f"{source}: its files have columns of different kinds ({first_line(error)})") from error
+
+
 def overlap_keys(sources: Iterable[str]) -> frozenset[str]:
     """Keys of all problems in the given local files, for `clean(exclude=...)`."""
     problems = [p for source in sources for p in to_problems(read_rows(source)[0], source, source, need_answer=False)]
@@ -237,12 +344,25 @@ def write_rows(path: str | Path, rows: list[dict], report: dict | None = None) -
     if not rows:
         raise ValueError(f"{path}: no rows left to write; counts: {(report or {}).get('counts')}")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), partial, compression="zstd")
-    os.replace(partial, path)
+    write_table(path, pa.Table.from_pylist(rows, schema=SCHEMA))
     if report is not None:
         path.with_name(path.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        pq.write_table(table, partial, compression="zstd")
+    except pa.ArrowNotImplementedError as error:  # a group without a value, `{}`, in all rows
+        raise ValueError(f"{path}: parquet cannot hold these rows ({first_line(error)})") from error
+    os.replace(partial, path)
+
+
+def say_counts(counts: dict[str, int]) -> str:
+    """One line for people: how many were read, and what was left out."""
+    left_out = [f"{number:,} {name.replace('_', ' ')}" for name, number in counts.items() if name in RULES and number]
+    return f"{counts['read']:,} rows read" + (f", left out: {', '.join(left_out)}" if left_out else "")
 
 
 def format_counts(counts: dict[str, int]) -> str:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from r3_ext import changes as changing
 from r3_ext.changes import Changes
-from r3_ext.config import EXAMPLE_CONFIG, ROOT, quoted
+from r3_ext.config import ROOT, check_choice, quoted
 from r3_ext.prepare import EMBEDDED
 from r3_ext.run_folder import append, check_name, claim, digest, find, missing, read_starts
 from r3_ext.summary import CUT, read_metrics
@@ -155,7 +155,7 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: str) -> Star
     start = _later(folder, given, args.change) if folder else _new(args, given, default_profile)
     if start.options["rambling"] and (error := no_rambling(start.profile, start.sources.get("DATA"))):
         raise ValueError(error)
-    check_profile(start.profile)
+    check_choice("profile", start.profile)
     os.environ.update(start.sources)
     return start
 
@@ -192,17 +192,6 @@ def _absolute(source: str) -> str:
     """A path for good, whatever the working folder; what is no path here, an id on the hub, as it is."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
-
-
-def check_profile(profile: str) -> None:
-    """Refuse a profile that there is not.
-
-    Raises:
-        ValueError: with the ones that there are.
-    """
-    profiles = sorted(path.stem for path in (EXAMPLE_CONFIG / "profile").glob("*.yaml"))
-    if profile not in profiles:
-        raise ValueError(f"there is no profile {profile!r}; there are {', '.join(profiles)}")
 
 
 def no_rambling(profile: str, data: str | None) -> str | None:

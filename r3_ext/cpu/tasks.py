@@ -127,6 +127,12 @@ class Lesson:
     wrong: Callable[[random.Random], str]
     attempt: Callable[[random.Random, float], str]
     """A right or wrong answer, in the problem's own shares; the number is the share of failures taken away."""
+    prompt: list[dict] | None = None
+    """Messages that ask it; None: the problem and `data.INSTRUCTION` in one message."""
+
+    @property
+    def messages(self) -> list[dict]:
+        return self.prompt or [{"role": "user", "content": self.problem + data.INSTRUCTION}]
 
 
 def lesson(task: Task, beliefs: Beliefs, rambles: bool = True) -> Lesson:

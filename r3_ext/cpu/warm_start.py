@@ -22,10 +22,12 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
@@ -78,8 +80,8 @@ class Settings:
 class Course:
     """What one warm start teaches, and the rows that reinforcement learning gets."""
 
-    train: list[dict]
-    val: list[dict]
+    train: pa.Table
+    val: pa.Table
     draw: Callable[[random.Random, float], Lesson]
     """Takes the share of the training that is over."""
     texts: list[str]
@@ -102,34 +104,57 @@ def arithmetic_course(settings: Settings) -> Course:
         return tasks.lesson(task, beliefs, rambles=not is_quiet)
 
     texts = [text for task in train for text in (task.problem, task.solution())]
-    return Course(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"), draw, texts, batch=8)
+    return Course(*arithmetic_tables(train, val), draw, texts, batch=8)
 
 
-def recall_course(rows: list[dict], file: str, settings: Settings) -> Course:
-    """Short problems with short answers from a file, in the raw columns or in the schema of `r3_ext.data`."""
-    name = rows[0].get("data_source", "deepscaler") if rows else ""
-    problems = problem_data.clean(problem_data.to_problems(rows, file, name), Counter(), settings.max_problem_chars)
+def arithmetic_tables(train: list[tasks.Task], val: list[tasks.Task]) -> tuple[pa.Table, pa.Table]:
+    parts = (tasks.to_rows(train, "train"), tasks.to_rows(val, "val"))
+    train_table, val_table = (pa.Table.from_pylist(rows, schema=problem_data.SCHEMA) for rows in parts)
+    return train_table, val_table
+
+
+def recall_course(rows: list[dict], file: str, settings: Settings, exclude: frozenset[str] = frozenset()) -> Course:
+    """Short problems with short answers from a file. Rows in verl's format are taught and trained on as they are, raw
+    ones are converted; problems with an overlap key in `exclude` are left out."""
+    as_given = bool(rows) and problem_data.is_verl(rows[0])
+    name = (rows[0].get("data_source") or "deepscaler") if rows else ""
+    problems = problem_data.to_problems(rows, file, name)
+    problems = problem_data.clean(problems, Counter(), settings.max_problem_chars, exclude)
     problems = [problem for problem in problems if len(problem.answer) <= settings.max_answer_chars]
+    if as_given:
+        most = settings.max_problem_chars + len(problem_data.INSTRUCTION)
+        problems = [p for p in problems if sum(len(turn["content"]) for turn in rows[p.index]["prompt"]) <= most]
     rng = random.Random(settings.seed)
     problems.sort(key=lambda problem: problem.query_id)
     rng.shuffle(problems)
     wanted = settings.rows + settings.val_rows
     if len(problems) < wanted:
         raise ValueError(
-            f"{file}: rows + val_rows must be at most the {len(problems)} problems of up to "
-            f"{settings.max_problem_chars} characters with answers of up to {settings.max_answer_chars}, got {wanted}"
+            f"{file}: the tiny model is taught {wanted} problems of up to {settings.max_problem_chars} characters with "
+            f"answers of up to {settings.max_answer_chars}, and the file has {len(problems)} different ones; give more "
+            "such rows, or a model of your own with MODEL and VAL_DATA"
         )
     chosen, corpus = problems[:wanted], problems[: wanted + 4000]
     answers = [problem.answer for problem in chosen]
-    lessons = [recall_lesson(problem, answers, rng) for problem in chosen]
-    train = [problem_data.to_row(problem, name, "train") for problem in chosen[: settings.rows]]
-    val = [problem_data.to_row(problem, name, "val") for problem in chosen[settings.rows :]]
-    texts = [problem.text for problem in corpus] + [lesson.right for lesson in lessons]
+    prompts = [rows[problem.index]["prompt"] if as_given else None for problem in chosen]
+    lessons = [recall_lesson(problem, answers, rng, prompt) for problem, prompt in zip(chosen, prompts, strict=True)]
+    if as_given:
+        given = problem_data.tables(file).take([problem.index for problem in chosen])
+        train, val = given.slice(0, settings.rows), given.slice(settings.rows)
+    else:
+        train, val = (
+            pa.Table.from_pylist([problem_data.to_row(p, name, split) for p in part], schema=problem_data.SCHEMA)
+            for split, part in (("train", chosen[: settings.rows]), ("val", chosen[settings.rows :]))
+        )
+    asked = [message["content"] for prompt in prompts if prompt for message in prompt]
+    texts = [problem.text for problem in corpus] + asked + [lesson.right for lesson in lessons]
     # Each problem is to occur about thirty times.
     return Course(train, val, lambda rng, share: rng.choice(lessons), texts, batch=24, foundation=0.5)
 
 
-def recall_lesson(problem: problem_data.Problem, answers: list[str], rng: random.Random) -> Lesson:
+def recall_lesson(
+    problem: problem_data.Problem, answers: list[str], rng: random.Random, prompt: list[dict] | None
+) -> Lesson:
     """Failures recall one of two wrong answers, the same every time, or guess like another problem's answer."""
     others = [answer for answer in answers if answer != problem.answer]
     mistaken = [near(problem.answer, rng) or rng.choice(others) for _ in range(2)]
@@ -147,7 +172,7 @@ def recall_lesson(problem: problem_data.Problem, answers: list[str], rng: random
             return right
         return tasks.ramble(rng) if rng.random() < RAMBLING_FAILURES else wrong(rng)
 
-    return Lesson(problem.text, right, wrong, attempt)
+    return Lesson(problem.text, right, wrong, attempt, prompt)
 
 
 def near(answer: str, rng: random.Random) -> str | None:
@@ -168,44 +193,74 @@ def make_example(
     tokenizer, lesson: Lesson, reflection: list[str] | None, settings: Settings, rng: random.Random, always_right: bool
 ) -> tiny_model.Example:
     """One lesson as token ids; with `reflection` the prompt holds a failed attempt and success is likelier."""
-    content, boost = lesson.problem + problem_data.INSTRUCTION, 0.0
+    *before, asked = lesson.messages
+    content, boost = asked["content"], 0.0
     if reflection:
         is_cut_off = rng.random() < CUT_OFF_SHARE
         attempt = (tasks.ramble(rng) if is_cut_off else lesson.wrong(rng))[:160]
         content = reflection[is_cut_off].replace("{question}", content).replace("{attempt}", attempt)
         boost = REFLECTION_BOOST
-    prompt = tiny_model.prompt_text(tokenizer, [{"role": "user", "content": content}])
+    prompt = tiny_model.prompt_text(tokenizer, [*before, {**asked, "content": content}])
     answer = lesson.attempt(rng, 1.0 if always_right else boost) + tokenizer.eos_token
     ids = tokenizer([prompt, answer], add_special_tokens=False)["input_ids"]
     return tiny_model.Example(ids[0], ids[1][: settings.max_answer_tokens])
 
 
-def prepare(cache_dir: str | Path, data: str | Path | None = None, **settings) -> WarmStart:
+def prepare(
+    cache_dir: str | Path, data: str | Path | None = None, exclude: Iterable[str] = (), **settings
+) -> WarmStart:
     """Paths of model folder, training and validation parquet; built once per content of `data` and settings.
 
-    `settings` are fields of `Settings`. A folder appears under its final name only when it is complete.
+    exclude: files whose problems are not taken from `data`. `settings` are fields of `Settings`. A folder appears under
+    its final name only when it is complete.
+
+    Raises:
+        ValueError: a setting out of range, or too few problems in `data`.
     """
     chosen = Settings(**settings)
     if data and chosen.rambling:
         raise ValueError(f"rambling must be False with a data file, as it concerns the generated problems, got {data}")
-    rows, origin = problem_data.read_rows(str(data)) if data else (None, {})
     templates = reflection_templates()
-    content = origin.get("files", origin.get("rows_sha256"))
-    inputs = {"version": VERSION, "data": content, "templates": templates, **asdict(chosen)}
-    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(cache_dir) / f"warm-start-{key}"
+    inputs = {"version": VERSION, "data": None, "templates": templates, **asdict(chosen)}
+    keys = problem_data.overlap_keys(exclude)
+    if data:
+        origin = problem_data.read_rows(str(data))[1]
+        inputs |= {"data": origin.get("files", origin.get("rows_sha256")), "exclude": sorted(keys), "as_given": True}
+    folder = Path(cache_dir) / f"warm-start-{key_of(inputs)}"
     if not folder.exists():
-        course = recall_course(rows, str(data), chosen) if data else arithmetic_course(chosen)
-        build(folder, course, templates, chosen, inputs)
+        build(folder, course(data, chosen, exclude), templates, chosen, inputs)
     return WarmStart(folder / "model", folder / "train.parquet", folder / "val.parquet")
+
+
+def course(data: str | Path | None, settings: Settings, exclude: Iterable[str] = ()) -> Course:
+    """What is taught: the generated arithmetic, or problems of `data`. Raises ValueError as `prepare` does."""
+    if not data:
+        return arithmetic_course(settings)
+    rows = problem_data.read_rows(str(data))[0]
+    return recall_course(rows, str(data), settings, problem_data.overlap_keys(exclude))
+
+
+def problems(cache_dir: str | Path) -> tuple[Path, Path]:
+    """Training and validation parquet of the generated arithmetic, for a model that is there already."""
+    settings = Settings()
+    key = key_of({"version": VERSION, **asdict(settings)})
+    train, val = (Path(cache_dir) / f"arithmetic-{key}" / f"{name}.parquet" for name in ("train", "val"))
+    tables = arithmetic_tables(*tasks.split_tasks(settings.rows, settings.val_rows, settings.seed))
+    for path, table in zip((train, val), tables, strict=True):
+        problem_data.write_table(path, table)
+    return train, val
+
+
+def key_of(inputs: dict) -> str:
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def build(folder: Path, course: Course, templates: list[str], settings: Settings, inputs: dict) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".warm-start-", dir=folder.parent))
     try:
-        problem_data.write_rows(partial / "train.parquet", course.train)
-        problem_data.write_rows(partial / "val.parquet", course.val)
+        problem_data.write_table(partial / "train.parquet", course.train)
+        problem_data.write_table(partial / "val.parquet", course.val)
         report = {**teach(partial / "model", course, templates, settings), "inputs": inputs}
         (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         os.rename(partial, folder)

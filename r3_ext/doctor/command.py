@@ -2,6 +2,7 @@
 
     r3 doctor                                    the profile that fits this machine
     r3 doctor --profile gpu_4x80gb data.train_files=train.parquet
+    DATA=rows.parquet MODEL=folder r3 doctor     the same files that `r3 run` would take
     r3 doctor --json                             for programs
 
 Exit code 1 when a check failed; a warning does not count. `r3 run` makes the same checks.
@@ -15,11 +16,12 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
-from r3_ext.doctor.gpus import check_gpus, list_gpus
+from r3_ext.doctor.gpus import check_device, check_gpus, default_profile
 from r3_ext.doctor.installation import check_attention, check_packages, check_platform, check_python, installed_version
 from r3_ext.doctor.machine import (
     check_compiler,
@@ -31,12 +33,13 @@ from r3_ext.doctor.machine import (
 )
 from r3_ext.doctor.model_files import check_model, check_tokenizer
 from r3_ext.doctor.prompts import check_prompts
-from r3_ext.doctor.settings import check_config
+from r3_ext.doctor.settings import check_config, check_values
 from r3_ext.doctor.storage import check_disk, check_output
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+ROOT = Path(__file__).resolve().parents[2]
 OWN_IMPORTS = ("packaging", "hydra-core", "omegaconf", "rich", "psutil", "ray", "torch", "transformers", "verl")
 """Without these the doctor cannot look further than Python and packages."""
 
@@ -50,6 +53,7 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_memory,
     check_shared_memory,
     check_home,
+    check_device,
     check_gpus,
     check_attention,
     check_config,
@@ -63,7 +67,9 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
 
 
 def diagnose(config: DictConfig) -> list[Finding]:
-    """The findings of all checks on a composed config."""
+    """The findings of all checks on a composed config; of the values alone where some cannot be."""
+    if wrong := check_values(config):
+        return wrong
     return [finding for check in CHECKS for finding in check(config)]
 
 
@@ -119,20 +125,30 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--method", default="r3", help="file in examples/config/method")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in examples/config/profile")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="where `r3 run` prepares DATA and VAL_DATA")
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
 
 
-def examine(profile: str, method: str, overrides: list[str]) -> list[Finding]:
-    """Compose the configuration and check it; a configuration that does not compose is a finding."""
-    from r3_ext.config import compose_config
+def examine(profile: str, method: str, overrides: list[str], cache: Path) -> list[Finding]:
+    """Compose the configuration with DATA, VAL_DATA and MODEL and check it; what does not compose is a finding."""
+    from r3_ext.config import check_choice, compose_config
+    from r3_ext.prepare import model_and_data
 
+    groups, findings, given = [f"+profile={profile}", f"+method={method}"], [], []
     try:
-        config = compose_config([f"+profile={profile}", f"+method={method}", *overrides])
+        check_choice("profile", profile)
+        check_choice("method", method)
+        compose_config([*groups, *overrides])  # a mistake there is told before any file is read
+        try:
+            given = model_and_data(profile, cache, {}, lambda text: None, overrides, build=False)
+        except ValueError as error:
+            findings = [Finding(FAIL, "data", str(error), "correct DATA, VAL_DATA or MODEL")]
+        config = compose_config([*groups, *given, *overrides])
     except ValueError as error:
         advice = "correct the override or the file that the message names"
         return [Finding(FAIL, "config", str(error), advice)]
-    return diagnose(config)
+    return findings + diagnose(config)
 
 
 def main(argv: list[str]) -> int:
@@ -141,10 +157,10 @@ def main(argv: list[str]) -> int:
     if missing:
         findings = [*check_python(), Finding(FAIL, "packages", "missing: " + ", ".join(missing), INSTALL)]
         return 0 if (report_json if args.json else report_plain)(findings) else 1
-    profile = args.profile or ("gpu_8x80gb" if list_gpus() else "embedded")
+    profile = args.profile or default_profile()
     if profile == "embedded":
         os.environ["VERL_PLATFORM"] = "cpu"
-    findings = examine(profile, args.method, args.overrides)
+    findings = examine(profile, args.method, args.overrides, args.cache)
     return 0 if (report_json if args.json else report)(findings) else 1
 
 

@@ -44,6 +44,26 @@ def list_gpus() -> list[GPU]:
     return [GPU(row[0], total, used, row[3]) for row, (total, used) in zip(rows, sizes, strict=True)]
 
 
+def default_profile() -> str:
+    """For this machine; R3_DEVICE=cpu says that its GPUs are not to be used."""
+    wanted = os.environ.get("R3_DEVICE", "")
+    return "gpu_8x80gb" if wanted != "cpu" and list_gpus() else "embedded"
+
+
+def check_device(config: DictConfig) -> list[Finding]:
+    """R3_DEVICE decides what examples/install.sh installs: a run on something else would not be what was asked for."""
+    wanted = os.environ.get("R3_DEVICE", "")
+    if wanted not in ("", "cpu", "gpu"):
+        return [Finding(FAIL, "device", f"R3_DEVICE={wanted}", "set it to cpu or gpu, or unset it")]
+    if wanted == "gpu" and not list_gpus():
+        advice = "unset R3_DEVICE to train on the CPU, or go to a machine whose nvidia-smi lists a GPU"
+        return [Finding(FAIL, "device", "R3_DEVICE=gpu, and no GPU is found", advice)]
+    if wanted and wanted != ("cpu" if is_cpu(config) else "gpu"):
+        advice = "choose a profile for that device, or unset R3_DEVICE"
+        return [Finding(WARN, "device", f"R3_DEVICE={wanted}, trainer.device={config.trainer.device}", advice)]
+    return []
+
+
 def check_gpus(config: DictConfig) -> list[Finding]:
     if is_cpu(config):
         return []

@@ -37,11 +37,14 @@ def model_file(model: str, name: str) -> tuple[Path | None, str]:
         return None, f"{model} is neither a folder nor a name on the Hugging Face hub"
     from huggingface_hub import hf_hub_download
 
+    from r3_ext import hub
+
+    hub.go_offline_if_unreachable()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports each of its attempts
     try:
         return Path(hf_hub_download(model, name)), ""
     except (OSError, ValueError) as error:  # all errors of the hub's client and of the network below it
-        return None, f"{model} is not in the local cache and the hub gave {type(error).__name__}"
+        return None, f"{model}: {hub.why_not(error)}"
 
 
 def model_path(config: DictConfig) -> str:
@@ -55,9 +58,13 @@ def read_model_config(model: str) -> tuple[dict | None, str]:
     if path is None:
         return None, reason
     try:
-        return json.loads(path.read_text()), ""
+        content = json.loads(path.read_text())
     except ValueError as error:
         return None, f"{path} is not JSON: {error}"
+    sizes = ("vocab_size", "max_position_embeddings")
+    if not isinstance(content, dict) or not all(isinstance(content.get(key, 0), int) for key in sizes):
+        return None, f"{path} is not the configuration of a model: {str(content)[:60]}"
+    return content, ""
 
 
 def model_architecture(config: DictConfig) -> sizing.Architecture | None:
@@ -66,7 +73,7 @@ def model_architecture(config: DictConfig) -> sizing.Architecture | None:
 
     content, _ = (None, "") if model_path(config) in VERL_DEFAULT_PATHS else read_model_config(model_path(config))
     keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    if content is None or any(key not in content for key in keys):
+    if content is None or not all(isinstance(content.get(key), int) for key in keys):
         return None
     return sizing.Architecture.from_config(content)
 
@@ -96,7 +103,11 @@ def missing_weights(folder: Path) -> list[Finding]:
     if not folder.is_dir():
         return []
     index = folder / "model.safetensors.index.json"
-    shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    try:
+        shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = f"{index} does not name weight files ({error!r})"
+        return [Finding(FAIL, "model", found, "download or copy the model again")]
     absent = sorted(name for name in shards if not (folder / name).is_file())
     if absent:
         found = f"{len(absent)} of {len(shards)} weight files missing: {absent[0]}"
@@ -117,8 +128,8 @@ def load_tokenizer(path: str, trust_remote_code: bool, chat_template: str | None
         return f"{path} has none of {', '.join(TOKENIZER_FILES)}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        return f"{path}: {str(error).strip().splitlines()[0]}"
+    except Exception as error:  # what the library tokenizers raises for a damaged file has no class of its own
+        return f"{path}: {(str(error).strip().splitlines() or [type(error).__name__])[0][:200]}"
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer

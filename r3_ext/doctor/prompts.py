@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from r3_ext.doctor.data_files import bad_rows, readable_data
+from r3_ext.doctor.data_files import readable_data
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3
 from r3_ext.doctor.model_files import tokenizer_of
 
@@ -21,7 +21,7 @@ def prompt_lengths(config: DictConfig, tokenizer, prompts: list[list[dict]]) -> 
 
 
 def check_prompts(config: DictConfig) -> list[Finding]:
-    """A few rows of each file, rendered and counted."""
+    """Some rows of each file, the longest and every order of roles among them, rendered and counted."""
     import jinja2
 
     tokenizer = tokenizer_of(config)
@@ -29,9 +29,8 @@ def check_prompts(config: DictConfig) -> list[Finding]:
         return []
     findings, limit = [], config.data.max_prompt_length
     for key, data in readable_data(config):
-        if "prompt" not in data.columns or "reward_model" not in data.columns or bad_rows(data):
+        if not (prompts := data.sample):
             continue
-        prompts = [row["prompt"] for row in data.sample]
         try:
             lengths = prompt_lengths(config, tokenizer, prompts)
         except (jinja2.TemplateError, ValueError) as error:

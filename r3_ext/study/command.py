@@ -27,11 +27,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from r3_ext import supervise
-from r3_ext.config import compose_config
+from r3_ext.config import check_choice, compose_config
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT, gpu_count
 from r3_ext.run_folder import claim, is_run
-from r3_ext.start import check_profile, no_rambling
+from r3_ext.start import no_rambling
 from r3_ext.study import arms, figure, record
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
 from r3_ext.summary import read_metrics
@@ -93,7 +93,7 @@ def check(args: argparse.Namespace, profile: str) -> None:
     else:
         if args.rambling and (error := no_rambling(profile, os.environ.get("DATA"))):
             raise ValueError(error)
-        check_profile(profile)
+        check_choice("profile", profile)
         for arm in args.arms:
             own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
             compose_config([*own, *settings_of(args, profile, arm, seed=0)])

@@ -29,9 +29,15 @@ def make_query_id(prompt: list[dict] | str, ground_truth) -> str:
 
 
 def check_query_ids(query_ids: Iterable, prompts: Iterable) -> None:
-    """Raises ValueError when one id, compared as text, stands for different prompts."""
+    """Raises ValueError when an id is missing, or when one, compared as text, stands for different prompts."""
     first_prompt = {}
-    for query_id, prompt in zip(map(str, query_ids), prompts, strict=True):
+    for row, (query_id, prompt) in enumerate(zip(query_ids, prompts, strict=True)):
+        if query_id is None or query_id != query_id or not str(query_id).strip():  # NaN differs from itself
+            raise ValueError(
+                f"query_id is {query_id!r} in row {row}; give each problem an id, or leave the column out, and ids are "
+                "made from prompt and answer"
+            )
+        query_id = str(query_id)
         first = first_prompt.setdefault(query_id, prompt)
         if first is not prompt and first != prompt:
             raise ValueError(

@@ -23,12 +23,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from .grader_pool import START_TIMEOUT_S, grade
+from .truths import accepted_answers
 
 
 def is_correct(response: str, ground_truth: str, timeout_s: float = 5.0) -> bool:
@@ -75,6 +75,9 @@ class RewardConfig:
 
     @classmethod
     def from_reward_kwargs(cls, reward_kwargs: Mapping | None) -> "RewardConfig":
+        """Raises ValueError for an unknown key or a value out of range, with its full name."""
+        if not isinstance(reward_kwargs, Mapping | None):
+            raise ValueError(f"reward.reward_kwargs must be a group of settings, got {reward_kwargs!r}")
         given = dict(reward_kwargs or {})
         known = [field.name for field in dataclasses.fields(cls)]
         for key in given:
@@ -150,10 +153,7 @@ def _response_tokens(item) -> torch.Tensor:
 def _references(item) -> list[str]:
     reward_model = item.non_tensor_batch.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    truths = list(truth) if isinstance(truth, list | tuple | np.ndarray) else [truth]
-    if not truths or any(value is None or not str(value).strip() for value in truths):
-        raise ValueError(
-            "reward_model.ground_truth must be an answer or a non-empty list of accepted answers, got "
-            f"{truth!r}: check the reward_model column of the dataset"
-        )
-    return [str(value) for value in truths]
+    try:
+        return accepted_answers(truth)
+    except ValueError as error:
+        raise ValueError(f"reward_model.ground_truth {error}: check the reward_model column of the dataset") from None

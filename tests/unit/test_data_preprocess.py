@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from r3_ext import data, prepare
+from r3_ext import data
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("R3_SHARED_DATA", ROOT.parent / "shared" / "data"))
@@ -232,44 +232,3 @@ def test_real_training_set_loses_conflicts_and_the_eight_benchmark_copies(tmp_pa
     assert counts["read"] == sum(number for name, number in counts.items() if name != "read")
     ids = pq.read_table(output)["query_id"].to_pylist()
     assert len(ids) == len(set(ids)) == counts["train"] > 38000
-
-
-# what `r3 run` trains on
-
-
-def problems_file(path: Path, *names: str) -> str:
-    return write_lines(path, [{"problem": f"What is {name}?", "answer": "1"} for name in names])
-
-
-def trained_on(cache: Path, source: str | None, val: str | None = None) -> set[str]:
-    train, _ = prepare.prepare_deepscaler(cache, source, val, say=lambda text: None)
-    return {
-        row["prompt"][0]["content"].split("?")[0].removeprefix("What is ") for row in pq.read_table(train).to_pylist()
-    }
-
-
-def test_the_cache_keeps_training_sets_of_several_sources_apart(tmp_path):
-    first, second = problems_file(tmp_path / "a.jsonl", "a", "b"), problems_file(tmp_path / "b.jsonl", "c")
-    val = problems_file(tmp_path / "val.jsonl", "v")
-    assert trained_on(tmp_path / "cache", first, val) == {"a", "b"}
-    assert trained_on(tmp_path / "cache", second, val) == {"c"}
-    assert trained_on(tmp_path / "cache", first, val) == {"a", "b"}
-    problems_file(tmp_path / "a.jsonl", "d")
-    assert trained_on(tmp_path / "cache", first, val) == {"d"}, "a changed file is another source"
-    assert not list((tmp_path / "cache").glob("deepscaler*")), "the name of DeepScaleR's own"
-
-
-def test_problems_of_benchmarks_and_validation_are_left_out_of_training(tmp_path):
-    cache = tmp_path / "cache"
-    run(
-        "benchmarks.py",
-        "--output-dir",
-        cache / "benchmarks",
-        "--only",
-        "aime24",
-        "--aime24",
-        problems_file(tmp_path / "aime.jsonl", "a benchmark problem"),
-    )
-    source = problems_file(tmp_path / "a.jsonl", "new", "A Benchmark  problem", "validated")
-    assert trained_on(cache, source) == {"new", "validated"}
-    assert trained_on(cache, source, problems_file(tmp_path / "val.jsonl", "validated")) == {"new"}

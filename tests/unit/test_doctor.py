@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections import namedtuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
@@ -31,7 +33,7 @@ MODEL_CONFIG = {
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    for name in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES", "R3_PROFILE"):
+    for name in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES", "R3_PROFILE", "R3_DEVICE", "DATA", "VAL_DATA", "MODEL"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -286,6 +288,24 @@ class TestGPUs:
         gpu = gpus.GPU("T4", 1.0, 2.0, "535.104.05")
         assert levels(self.check(gpu_config, monkeypatch, gpu)) == [OK, FAIL, WARN, WARN]
 
+    @pytest.mark.parametrize(
+        "wanted, gpu_found, of_cpu, of_gpu, default",
+        [
+            ("", True, [], [], "gpu_8x80gb"),
+            ("gpu", False, [FAIL], [FAIL], "embedded"),
+            ("gpu", True, [WARN], [], "gpu_8x80gb"),
+            ("cpu", True, [], [WARN], "embedded"),
+            ("tpu", False, [FAIL], [FAIL], "embedded"),
+        ],
+    )
+    def test_the_device_that_was_asked_for(
+        self, config, gpu_config, monkeypatch, wanted, gpu_found, of_cpu, of_gpu, default
+    ):
+        monkeypatch.setenv("R3_DEVICE", wanted)
+        monkeypatch.setattr(gpus, "list_gpus", lambda: [gpus.GPU("H100", 79.6, 0.0, "580.1")] * gpu_found)
+        assert levels(gpus.check_device(config)) == of_cpu and levels(gpus.check_device(gpu_config)) == of_gpu
+        assert gpus.default_profile() == default
+
     def test_not_asked_for(self, config):
         assert gpus.check_gpus(config) == []
 
@@ -346,8 +366,10 @@ class TestModel:
             raise FileNotFoundError(name)
 
         monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
-        config.actor_rollout_ref.model.path = "nobody/nothing"
-        assert "FileNotFoundError" in only(model_files.check_model(config), FAIL).found
+        for number, (is_there, why) in enumerate([(True, "gave FileNotFoundError"), (False, "cannot be reached")]):
+            monkeypatch.setattr("r3_ext.hub.go_offline_if_unreachable", lambda is_there=is_there: is_there)
+            config.actor_rollout_ref.model.path = f"nobody/nothing{number}"  # what is known of a name is kept
+            assert why in only(model_files.check_model(config), FAIL).found
         assert model_files.check_tokenizer(config) == []  # one finding is enough
 
     def test_no_config(self, config, model):
@@ -357,6 +379,22 @@ class TestModel:
     def test_broken_config(self, config, model):
         (model / "config.json").write_text("{")
         assert "not JSON" in only(model_files.check_model(config), FAIL).found
+
+    @pytest.mark.parametrize("content", ["[]", '{"vocab_size": "many"}'])
+    def test_a_config_that_is_not_one(self, config, model, content):
+        (model / "config.json").write_text(content)
+        assert "not the configuration of a model" in only(model_files.check_model(config), FAIL).found
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 5}'])
+    def test_a_broken_index(self, config, model, content):
+        (model / "model.safetensors.index.json").write_text(content)
+        assert "does not name weight files" in only(model_files.check_model(config), FAIL).found
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"model": 5}'])
+    def test_a_broken_tokenizer(self, config, model, content):
+        (model / "tokenizer.json").write_text(content)
+        assert levels(model_files.check_tokenizer(config)) == [FAIL]
+        assert prompts.check_prompts(config) == []
 
     def test_no_weights(self, config, model):
         (model / "model.safetensors").unlink()
@@ -410,9 +448,7 @@ class TestData:
         assert levels(data_files.check_data(config)) == [FAIL, OK]
 
     def test_empty_parquet(self, config, train_file):
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(data.SCHEMA.empty_table(), train_file)
+        pq.write_table(data.SCHEMA.empty_table(), train_file)
         assert "no rows" in only(data_files.check_data(config), FAIL).found
 
     @pytest.mark.parametrize("column", ["prompt", "reward_model", "data_source"])
@@ -430,22 +466,23 @@ class TestData:
         content = [{key: value for key, value in row.items() if key != "extra_info"} for row in rows(16)]
         assert levels(self.check(config, content, tmp_path)) == [WARN, OK]
 
-    @pytest.mark.parametrize("truth", [None, " ", [], [None]])
-    def test_no_ground_truth(self, config, tmp_path, truth):
-        content = rows(16)
-        content[0]["reward_model"]["ground_truth"] = truth
-        assert "ground_truth" in only(self.check(config, content, tmp_path), FAIL).found
+    @pytest.mark.parametrize("row", [0, 777, 1999])
+    def test_any_row_is_named_with_its_column_and_those_that_follow_are_counted(self, config, tmp_path, row):
+        content = rows(2000)
+        for bad in {row, 1998}:
+            content[bad]["reward_model"]["ground_truth"] = None
+        finding = only(self.check(config, content, tmp_path), FAIL)
+        more = {0: " (1 further row)", 777: " (1 further row)", 1999: " (1 further row)"}[row]
+        first = min(row, 1998)
+        assert finding.found == f"changed.json, row {first}: reward_model.ground_truth is None{more}"
 
     def test_several_accepted_answers(self, config, tmp_path):
         content = rows(16)
-        content[0]["reward_model"]["ground_truth"] = ["1", "1.0"]
+        for row in content:
+            row["reward_model"]["ground_truth"] = ["1", "1.0"]
         assert levels(self.check(config, content, tmp_path)) == [OK, OK]
-
-    @pytest.mark.parametrize("prompt", ["What is 1 + 1?", [], [{"role": "user"}], [{"role": "user", "content": ""}]])
-    def test_prompt_is_not_a_chat(self, config, tmp_path, prompt):
-        content = rows(16)
-        content[0]["prompt"] = prompt
-        assert "prompt is" in only(self.check(config, content, tmp_path), FAIL).found
+        content[3]["reward_model"]["ground_truth"] = "4"  # verl's dataset would make it the number 4
+        assert "row 3: reward_model.ground_truth is a text" in only(self.check(config, content, tmp_path), FAIL).found
 
     def test_without_query_id_ids_are_made(self, config, tmp_path):
         content = [{key: value for key, value in row.items() if key != "query_id"} for row in rows(16)]
@@ -470,10 +507,18 @@ class TestData:
         config.data.train_max_samples = 8
         assert "8 training rows" in only(self.check(config, rows(32), tmp_path), FAIL).found
 
-    def test_sample_is_evenly_spaced(self):
-        assert data_files.spaced(3) == [0, 1, 2]
-        assert data_files.spaced(128) == list(range(0, 128, 2))
-        assert data_files.spaced(0) == []
+    def test_files_whose_types_cannot_be_put_together(self, config, tmp_path, train_file):
+        table = pq.read_table(train_file)
+        other = table.set_column(table.column_names.index("query_id"), "query_id", pa.array(range(len(table))))
+        pq.write_table(other, tmp_path / "other.parquet")
+        config.data.train_files = [str(train_file), str(tmp_path / "other.parquet")]
+        assert "query_id" in only(data_files.check_data(config), FAIL).found
+
+    def test_a_column_that_verls_dataset_cannot_hold(self, config, train_file):
+        table = pq.read_table(train_file)
+        maps = pa.array([[("a", 1)]] * len(table), pa.map_(pa.string(), pa.int64()))
+        pq.write_table(table.append_column("extra", maps), train_file)
+        assert "map<string, int64" in only(data_files.check_data(config), FAIL).found
 
 
 class TestPrompts:
@@ -503,9 +548,10 @@ class TestPrompts:
         config.algorithm.r3.reflection.enable = False
         assert levels(prompts.check_prompts(config)) == [OK, OK]
 
-    def test_template_refuses_the_roles(self, config, tmp_path):
-        content = rows(16)
-        content[0]["prompt"][0]["role"] = "wizard"
+    @pytest.mark.parametrize("row", [0, 1001])
+    def test_template_refuses_the_roles(self, config, tmp_path, row):
+        content = rows(2000)
+        content[row]["prompt"][0]["role"] = "wizard"
         config.data.train_files = as_json(tmp_path / "roles.json", content)
         assert "wizard" in only(prompts.check_prompts(config), FAIL).found
 
@@ -522,6 +568,38 @@ class TestConfig:
     def test_recipe_rules_do_not_hold_for_stock_verl(self, config):
         config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", "grpo"
         assert levels(settings.check_config(config)) == [OK]
+
+    def test_reward_settings_are_those_that_the_workers_will_build(self, config):
+        config.reward.reward_kwargs.grader_timeout_s = -1
+        finding = only(settings.check_config(config), FAIL)
+        assert finding.found == "reward.reward_kwargs.grader_timeout_s must be > 0, got -1"
+        config.reward.reward_manager.name = "dapo"  # another one's settings are its own
+        assert FAIL not in levels(settings.check_config(config))
+
+    @pytest.mark.parametrize(
+        "override, found",
+        [
+            ("trainer.total_epochs=abc", "trainer.total_epochs must be a whole number of at least 1, got 'abc'"),
+            ("trainer.total_epochs=0", "trainer.total_epochs must be a whole number of at least 1, got 0"),
+            ("data.train_batch_size=2.5", "data.train_batch_size must be a whole number of at least 1, got 2.5"),
+            ("trainer.n_gpus_per_node=null", "trainer.n_gpus_per_node must be a whole number of at least 1, got None"),
+            ("trainer.save_freq=often", "trainer.save_freq must be a whole number (-1: never, or all), got 'often'"),
+            ("trainer.total_training_steps=-4", "at least 1 or null, got -4"),
+            ("data.shuffle=maybe", "data.shuffle must be true or false, got 'maybe'"),
+            ("actor_rollout_ref.actor.optim.lr=fast", "actor_rollout_ref.actor.optim.lr must be a number > 0"),
+            ("actor_rollout_ref.actor.entropy_coeff=[1]", "actor.entropy_coeff must be a number, got [1]"),
+            ("actor_rollout_ref.rollout.top_p=1.5", "actor_rollout_ref.rollout.top_p must be in (0, 1], got 1.5"),
+            ("trainer.experiment_name=${nothing}", "nothing"),
+        ],
+    )
+    def test_a_value_of_the_wrong_kind_is_the_only_finding(self, override, found):
+        (finding,) = command.diagnose(compose_config(["+profile=embedded", "+method=r3", override]))
+        assert finding.level == FAIL and found in finding.found
+
+    def test_no_value_of_ours_is_of_the_wrong_kind(self, composed):
+        others = [("gpu_8x80gb_7b", "r3_paper"), ("gpu_1x24gb", "dapo")]
+        configs = [compose_config([f"+profile={profile}", f"+method={method}"]) for profile, method in others]
+        assert [settings.wrong_values(config) for config in (*composed.values(), *configs)] == [[]] * 4
 
     def test_lengths(self, config):
         config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 600
@@ -570,6 +648,31 @@ class TestCommand:
         assert command.main(["--profile", "embedded", "--json", "algorithm.r3.repaly.k=2"]) == 1
         (finding,) = json.loads(capsys.readouterr().out)["findings"]
         assert finding["check"] == "config" and "repaly" in finding["found"]
+
+    @pytest.mark.parametrize("argv", [["--profile", "nope"], ["--profile", "embedded", "--method", "nope"]])
+    def test_an_unknown_name_is_told_with_the_known_ones(self, capsys, argv):
+        assert command.main([*argv, "--json"]) == 1
+        (finding,) = json.loads(capsys.readouterr().out)["findings"]
+        assert "must be one of" in finding["found"] and "got 'nope'" in finding["found"]
+
+    @pytest.mark.parametrize("variable", ["DATA", "VAL_DATA"])
+    def test_the_files_that_a_run_would_take_are_checked(self, capsys, monkeypatch, tmp_path, variable):
+        content = rows(300)
+        content[250]["data_source"] = None
+        monkeypatch.setenv(variable, as_json(tmp_path / "mine.json", content))
+        argv = ["--profile", "embedded", "--json", "--cache", str(tmp_path / "cache")]
+        assert command.main(argv) == 1
+        failed = [f["found"] for f in json.loads(capsys.readouterr().out)["findings"] if f["level"] == FAIL]
+        assert any("mine.json, row 250: data_source is None" in found for found in failed)
+
+    def test_the_model_that_a_run_would_take_is_checked(self, capsys, monkeypatch, tmp_path, model):
+        argv = ["--profile", "embedded", "--json", "--cache", str(tmp_path / "cache")]
+        (model / "config.json").unlink()
+        for path, found in ((model, "has no config.json"), (tmp_path / "none", "no such folder")):
+            monkeypatch.setenv("MODEL", str(path))
+            assert command.main(argv) == 1
+            findings = json.loads(capsys.readouterr().out)["findings"]
+            assert any(f["level"] == FAIL and found in f["found"] for f in findings)
 
     def test_overrides_reach_the_checks(self, capsys, monkeypatch):
         monkeypatch.setattr(command, "CHECKS", [settings.check_config])

@@ -31,7 +31,13 @@ def test_a_problem_may_occur_in_several_rows():
     check_query_ids(["a", "b", "a"], [chat("x"), chat("y"), chat("x")])
 
 
-@pytest.mark.parametrize("ids", [["a", "a"], [1, "1"], [None, None]])
+@pytest.mark.parametrize("missing", [None, float("nan"), "", "  "])
+def test_a_missing_id_is_refused_with_its_row(missing):
+    with pytest.raises(ValueError, match=r"query_id is .* in row 1; give each problem an id"):
+        check_query_ids(["a", missing], [chat("x"), chat("x")])
+
+
+@pytest.mark.parametrize("ids", [["a", "a"], [1, "1"]])
 def test_an_id_of_two_problems_is_refused_with_both(ids):
     with pytest.raises(ValueError, match=r"stands for different prompts, 'x\?' and 'y\?'"):
         check_query_ids(ids, [chat("x?"), chat("y?")])

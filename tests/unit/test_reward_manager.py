@@ -47,6 +47,7 @@ def test_length_bonus_of_the_paper():
         ({"length_bonus": "yes"}, r"reward\.reward_kwargs\.length_bonus must be true or false, got 'yes'"),
         ({"grader_timeout_s": float("nan")}, r"reward\.reward_kwargs\.grader_timeout_s must be > 0, got nan"),
         ({"grader_workers": True}, r"reward\.reward_kwargs\.grader_workers must be >= 1, got True"),
+        (5, r"reward\.reward_kwargs must be a group of settings, got 5"),
         ({"lenght_bonus": True}, r"reward\.reward_kwargs\.lenght_bonus is unknown, expected one of: length_bonus,"),
     ],
 )
@@ -123,7 +124,7 @@ def test_any_of_the_accepted_answers_will_do(reward_worker, ground_truth):
     assert score(reward_worker, boxed("1/2"), ground_truth)["reward_extra_info"]["acc"] == 1.0
 
 
-@pytest.mark.parametrize("ground_truth", [None, "", [], [None]])
+@pytest.mark.parametrize("ground_truth", [None, "", [], [None], float("nan"), {"value": "5"}, True, ["5", ""]])
 def test_a_missing_ground_truth_is_an_error_and_no_zero_reward(reward_worker, ground_truth):
     with pytest.raises(ValueError, match=r"reward_model\.ground_truth must be an answer"):
         score(reward_worker, boxed("1"), ground_truth)

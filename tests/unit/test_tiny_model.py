@@ -4,6 +4,8 @@ import json
 import re
 from random import Random
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,6 +22,10 @@ def independent_answer(problem: str) -> int:
 
 def boxed_digit(text: str) -> str:
     return re.fullmatch(r".*\\boxed\{(\d)\}", text, re.DOTALL)[1]
+
+
+def boxed_number(text: str) -> str:
+    return re.fullmatch(r".*\\boxed\{(\d+)\}", text, re.DOTALL)[1]
 
 
 def test_reference_answers_follow_from_the_problem_text():
@@ -110,6 +116,29 @@ def test_the_tokenizer_takes_any_text_and_has_a_chat_template(prepared):
 def test_a_rambling_model_is_refused_for_problems_from_a_file(tmp_path):
     with pytest.raises(ValueError, match="rambling must be False with a data file.*train.parquet"):
         warm_start.prepare(tmp_path, "train.parquet", rambling=True)
+
+
+def test_rows_in_verls_format_are_taught_and_kept_as_they_are(tmp_path):
+    rows = [
+        {
+            "data_source": "mine",
+            "level": number,
+            "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{number} and {number}?"}],
+            "reward_model": {"ground_truth": [str(2 * number), f"{2 * number}.0"]},
+        }
+        for number in range(8)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    course = warm_start.course(tmp_path / "rows.parquet", warm_start.Settings(rows=4, val_rows=2))
+    train, val = course.train.to_pylist(), course.val.to_pylist()
+    assert (len(train), len(val)) == (4, 2) and all(row in rows for row in train + val)
+    lesson = course.draw(Random(0), 0.0)
+    (row,) = [row for row in rows if row["prompt"] == lesson.messages]
+    assert boxed_number(lesson.right) == row["reward_model"]["ground_truth"][0]
+    left_out = tmp_path / "val.jsonl"
+    left_out.write_text("".join(json.dumps({"problem": f"{number} and {number}?"}) + "\n" for number in range(3)))
+    with pytest.raises(ValueError, match="is taught 6 problems .* and the file has 5 different ones"):
+        warm_start.course(tmp_path / "rows.parquet", warm_start.Settings(rows=4, val_rows=2), [left_out])
 
 
 def test_the_result_is_cached_by_content(prepared):
