@@ -16,7 +16,7 @@ FREE = re.compile(
     r"actor_rollout_ref\.rollout\.trace\.\w+|"
     r"algorithm\.r3\.(history\.path|rows_folder|warn_after_steps|stall_timeout_s)|"
     r"(ray_kwargs|global_profiler)\..*|"
-    r"--(until-tokens|wandb|cache)|DATA|VAL_DATA|MODEL"
+    r"--(until-tokens|wandb|private|cache)|DATA|VAL_DATA|MODEL"
 )
 """What may change in mid-run: how long it goes on, what it writes down, and where it lies. DATA, VAL_DATA and MODEL are
 compared by what comes of them."""
@@ -24,7 +24,7 @@ ONCE = ("trainer.resume_mode", "trainer.resume_from_path")
 """Settings of a single start: from which checkpoint it goes on."""
 PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 """What the preparation of model and data finds."""
-OPTIONS = ("method", "profile", "warm_start_steps", "rambling", "until_tokens", "wandb", "cache")
+OPTIONS = ("method", "profile", "warm_start_steps", "rambling", "until_tokens", "wandb", "private", "cache")
 """Options of `r3 run` that a run keeps, beside its overrides."""
 SOURCES = ("DATA", "VAL_DATA", "MODEL")
 """Variables of the environment that a run keeps."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from r3_ext import supervise
+from r3_ext import private_network, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted, resolved
 from r3_ext.console import RunDisplay, closing_table
@@ -73,6 +73,12 @@ def parse(argv: list[str], resume: bool) -> argparse.Namespace:
     parser.add_argument("--no-report", action="store_true", help="leave report.html out")
     parser.add_argument("--wandb", action="store_true", default=None, help="log to Weights & Biases as well")
     parser.add_argument("--change", action="store_true", help="go on with settings that make it another run")
+    parser.add_argument(
+        "--private",
+        action=argparse.BooleanOptionalAction,
+        help="a network of its own for the run, out of reach for others, or none (default: where the run\n"
+        "needs nothing from outside); with it W&B is offline and models come from the local cache",
+    )
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
 
@@ -213,6 +219,8 @@ def main(argv: list[str], resume: bool = False) -> int:
     except ValueError as error:
         say(f"error: {error}")
         return 2
+    if start.options["private"] is not None:
+        os.environ[private_network.VARIABLE] = str(int(start.options["private"]))
     if start.is_finished and not changed:
         say(f"{start.name} is finished: raise trainer.total_epochs or --until-tokens to go on with it")
         return 0
@@ -252,7 +260,7 @@ def prepare(start: Start, places: list[str], say) -> tuple[list[str], DictConfig
     tiny_model = {"rambling": start.options["rambling"]}
     if start.options["warm_start_steps"] is not None:
         tiny_model["steps"] = start.options["warm_start_steps"]
-    overrides = start.compose(places + model_and_data(start.profile, start.cache, tiny_model, say))
+    overrides = start.compose(places + model_and_data(start.profile, start.cache, tiny_model, say, start.overrides))
     config = compose_config(overrides)
     return overrides, config, start.check(resolved(config), config.data, say)
 
@@ -275,6 +283,7 @@ def command_of(start: Start, overrides: list[str], config: DictConfig, python: s
         overrides = [*overrides, f"+{PY_EXECUTABLE}={quoted(python)}"]
     command = [python, "-m", ENTRY[start.method], "--config-path", str(RECIPE_CONFIG)]
     command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
+    command = private_network.wrap(command, private_network.needs(config), private_network.several_machines(config))
     OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
     (start.folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
     return command

@@ -28,6 +28,7 @@ import selectors
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -39,6 +40,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, NoReturn
 
+from r3_ext import private_network
 from r3_ext.cpu import vllm_distribution
 
 LIBRARIES = (
@@ -249,9 +251,10 @@ class ForkServer:
             self.selector.register(client, selectors.EVENT_READ, lambda _: self._hung_up(pid))
             _tell(client, str(pid))
         else:
+            of_client = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
             client.close()
             self._forget()
-            return lambda: become(request, fds, self.changed)
+            return lambda: become(request, fds, self.changed, of_client)
         for fd in fds:
             os.close(fd)
         return None
@@ -314,11 +317,13 @@ def _tell(client: socket.socket, line: str) -> None:
         client.sendall(f"{line}\n".encode())
 
 
-def become(request: Request, fds: list[int], changed: dict[str, str]) -> None:
+def become(request: Request, fds: list[int], changed: dict[str, str], client: int) -> None:
     """Make this fork the process that was asked for, and run its program.
 
-    changed: environment variables that loading the libraries set.
+    changed: environment variables that loading the libraries set. client: process id of the client, whose network the
+    fork is in, as a child of it would be.
     """
+    private_network.join(client)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -32,6 +32,7 @@ from r3_ext.doctor.machine import (
     check_shared_memory,
 )
 from r3_ext.doctor.model_files import check_model, check_tokenizer
+from r3_ext.doctor.network import check_network
 from r3_ext.doctor.prompts import check_prompts
 from r3_ext.doctor.settings import check_config, check_values
 from r3_ext.doctor.storage import check_disk, check_output
@@ -54,6 +55,7 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_shared_memory,
     check_home,
     check_device,
+    check_network,
     check_gpus,
     check_attention,
     check_config,

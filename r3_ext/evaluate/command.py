@@ -23,7 +23,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from r3_ext import launch, supervise
+from r3_ext import launch, private_network, supervise
 from r3_ext.console import RunDisplay
 from r3_ext.evaluate import EvaluationError, benchmarks, compare, generate, hard, plan, results, score
 
@@ -125,6 +125,13 @@ def evaluate(argv: list[str], console: Console, say: Callable) -> int:
         plan.begin(folder, plan.make_plan(content, chosen, sampling), problems)
         command = [sys.executable, "-m", "r3_ext.evaluate.generate", str(folder), "--ranks", str(ranks)]
         command += ["--gpus", ",".join(gpus), "--engine-args", json.dumps(settings)]
+        try:
+            needed = [private_network.GPUS] if gpus else []
+            if obstacle := private_network.obstacle(needed):
+                say(f"others may reach vLLM's sockets while it generates: {obstacle}")
+            command = private_network.wrap(command, needed)
+        except ValueError as error:
+            raise EvaluationError(str(error)) from error
         environment = launch.environment(["r3", "eval", *argv])
         plan.write_text(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
         code = generate_missing(folder, command, sampling.n * len(problems), ranks, bool(gpus), console)

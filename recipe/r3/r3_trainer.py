@@ -55,6 +55,7 @@ from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
 from .replay_buffer import CrossContextReplayMixin, dead_outcome, groups_of, is_fresh, plain_keys, rows_of
 from .resume import resume_step
+from .safe_loading import without_unpickling
 from .straggler import AbortMarkingClient
 from .watchdog import WorkerWatch, deadline
 from .workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker
@@ -160,7 +161,8 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         resume_step(self.config.trainer)
-        super()._load_checkpoint()
+        with without_unpickling():
+            super()._load_checkpoint()
         identity = {
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "model": str(self.config.actor_rollout_ref.model.path),

@@ -28,6 +28,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from .core_algos import unmarked
 from .replay_buffer import column
+from .safe_loading import without_unpickling
 
 ROWS_FOLDER = "r3_rows_folder"
 SPLIT_GROUPS = "split_groups"
@@ -65,6 +66,10 @@ class R3TrainingWorker(TrainingWorker):
             if folder is not None:
                 self._write_down(folder)
         return output
+
+    def load_checkpoint(self, *args, **kwargs) -> None:
+        with without_unpickling():
+            super().load_checkpoint(*args, **kwargs)
 
     def train_batch(self, data: TensorDict) -> TensorDict:
         self._received.append(column(data["uid"]))

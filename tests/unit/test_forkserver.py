@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from r3_ext import supervise
+from r3_ext import private_network, supervise
 from r3_ext.cpu import forkserver
 
 pytestmark = pytest.mark.slow
@@ -83,6 +83,15 @@ def test_what_a_fork_could_not_be_is_a_new_interpreter(folder, arguments, variab
     done = run(folder / forkserver.EXECUTABLE, *arguments[:-1], code, env=env)
     assert done.stdout.split() == [str("-X" in arguments), variable.get("OMP_NUM_THREADS", "1"), "False"]
     assert "a new interpreter instead of a fork" in done.stderr
+
+
+def test_a_fork_is_in_the_network_of_its_client(folder):
+    if reason := private_network.forbidden():
+        pytest.skip(reason)
+    code = "import os; print(os.readlink('/proc/self/ns/net'), os.readlink('/proc/self/ns/user'))"
+    both = ["sh", "-c", '"$1" -c "$0"; "$2" -c "$0"', code, sys.executable, folder / forkserver.EXECUTABLE]
+    new, fork = run(*private_network.wrap([str(part) for part in both], [])).stdout.splitlines()
+    assert new == fork != run(folder / forkserver.EXECUTABLE, "-c", code).stdout.strip()
 
 
 def test_each_fork_has_random_numbers_of_its_own(folder):
