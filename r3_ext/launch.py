@@ -30,6 +30,8 @@ from r3_ext import private_network, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted, resolved
 from r3_ext.console import RunDisplay, closing_table
+from r3_ext.doctor.gpus import default_profile
+from r3_ext.doctor.settings import check_values
 from r3_ext.failure import error_lines
 from r3_ext.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.prepare import EMBEDDED, model_and_data
@@ -211,11 +213,14 @@ def main(argv: list[str], resume: bool = False) -> int:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     try:
-        start = settle(args, resume, "gpu_8x80gb" if gpu_count() else EMBEDDED)
+        start = settle(args, resume, default_profile())
         say(f"method {start.method}, profile {start.profile}, run folder {os.path.relpath(start.folder)}")
         places = run_overrides(start.folder, start.method, start.options["wandb"])
         # A mistake in the settings ends the command here, before anything is loaded or built.
-        changed = start.check(resolved(compose_config(start.compose(places + start.stored_paths()))), None, say)
+        config = compose_config(start.compose(places + start.stored_paths()))
+        changed = start.check(resolved(config), None, say)
+        if wrong := check_values(config):
+            raise ValueError("; ".join(finding.found for finding in wrong))
     except ValueError as error:
         say(f"error: {error}")
         return 2

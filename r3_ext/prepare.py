@@ -84,8 +84,6 @@ def with_way_out(fetch, *args, **kwargs):
 
 def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build: bool) -> dict:
     """A tiny model and its problems, or the problems of DATA that it was taught; MODEL is trained as it is."""
-    from r3_ext.cpu import warm_start
-
     steps, chosen = tiny_model.get("steps"), {}
     if steps is not None and steps < 1:
         raise ValueError(f"--warm-start-steps must be at least 1, got {steps}")
@@ -105,6 +103,8 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
                 raise ValueError("MODEL with DATA on the profile embedded needs a file to validate on: set VAL_DATA")
             chosen[TRAIN] = training_files(cache, given[TRAIN], exclude(cache, chosen.get(VAL, [])), say)
         if build and (missing := {TRAIN, VAL} - {*chosen, *named}):
+            from r3_ext.cpu import warm_start
+
             train, val = warm_start.problems(cache)
             chosen |= {key: [path] for key, path in ((TRAIN, train), (VAL, val)) if key in missing}
         return chosen
@@ -112,11 +112,15 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
     if source:
         check_files(source)
     held_out = exclude(cache, chosen.get(VAL, [])) if source else []
+    if not build and not source:
+        return chosen
+    from r3_ext.cpu import warm_start  # imports torch, which is slow
+
     if build:
         say(f"tiny model and data: built once, in about a minute, then taken from {cache}")
         prepared = warm_start.prepare(cache, data=source, exclude=held_out, **tiny_model)
         chosen = {MODEL: str(prepared.model), TRAIN: [prepared.train], VAL: [prepared.val]} | chosen
-    elif source:
+    else:
         warm_start.course(source, warm_start.Settings(**tiny_model), held_out)
     return chosen
 

@@ -141,7 +141,8 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path) -> lis
     try:
         check_choice("profile", profile)
         check_choice("method", method)
-        compose_config([*groups, *overrides])  # a mistake there is told before any file is read
+        if wrong := check_values(compose_config([*groups, *overrides])):  # told before any file is read
+            return wrong
         try:
             given = model_and_data(profile, cache, {}, lambda text: None, overrides, build=False)
         except ValueError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -34,24 +33,12 @@ POSITIVE = (f"{ACTOR}.optim.lr", f"{ROLLOUT}.temperature", f"{ACTOR}.clip_ratio"
 SHARES = (f"{ROLLOUT}.top_p", f"{ROLLOUT}.gpu_memory_utilization")
 
 
-def leaves(node, key: str = "") -> Iterator[tuple[str, object]]:
-    """(full key, value) of everything in a tree of dicts; a list is a value."""
-    for name, value in node.items() if isinstance(node, dict) else ():
-        full = f"{key}.{name}" if key else str(name)
-        if isinstance(value, dict) and value:
-            yield from leaves(value, full)
-        else:
-            yield full, value
-
-
 @lru_cache(maxsize=1)
 def known_values() -> dict[str, object]:
     """What verl's and the recipe's own files hold: their types are the types of the settings."""
-    from omegaconf import OmegaConf
+    from r3_ext.config import compose_config, resolved  # imports hydra, without which the doctor says so
 
-    from r3_ext.launch import compose_config
-
-    return dict(leaves(OmegaConf.to_container(compose_config([]), resolve=True)))
+    return resolved(compose_config([]))
 
 
 def wrong_values(config: DictConfig) -> list[str]:
@@ -59,9 +46,9 @@ def wrong_values(config: DictConfig) -> list[str]:
 
     Each as "<full key> must <rule>, got <value>".
     """
-    from omegaconf import OmegaConf
+    from r3_ext.config import resolved
 
-    given, known = dict(leaves(OmegaConf.to_container(config, resolve=True))), known_values()
+    given, known = resolved(config), known_values()
     problems = []
     for key, value in given.items():
         default, is_bool = known.get(key), isinstance(value, bool)
@@ -87,12 +74,10 @@ def wrong_values(config: DictConfig) -> list[str]:
 
 def check_values(config: DictConfig) -> list[Finding]:
     """The first check, and the last where it fails: all others count on it."""
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         problems = wrong_values(config)
-    except OmegaConfBaseException as error:
-        problems = [str(error).strip().splitlines()[0]]
+    except ValueError as error:
+        problems = [str(error)]
     return [Finding(FAIL, "config", problem, "correct the setting that the message names") for problem in problems]
 
 

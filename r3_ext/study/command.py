@@ -28,8 +28,10 @@ from rich.table import Table
 
 from r3_ext import supervise
 from r3_ext.config import check_choice, compose_config
+from r3_ext.doctor.gpus import default_profile
+from r3_ext.doctor.settings import check_values
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
-from r3_ext.launch import ROOT, gpu_count
+from r3_ext.launch import ROOT
 from r3_ext.run_folder import claim, is_run
 from r3_ext.start import no_rambling
 from r3_ext.study import arms, figure, record
@@ -64,7 +66,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
-    profile = args.profile or ("gpu_8x80gb" if gpu_count() else EMBEDDED_PROFILE)
+    profile = args.profile or default_profile()
     try:
         check(args, profile)
     except (ValueError, OSError) as error:
@@ -96,7 +98,8 @@ def check(args: argparse.Namespace, profile: str) -> None:
         check_choice("profile", profile)
         for arm in args.arms:
             own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
-            compose_config([*own, *settings_of(args, profile, arm, seed=0)])
+            if wrong := check_values(compose_config([*own, *settings_of(args, profile, arm, seed=0)])):
+                raise ValueError(wrong[0].found)
         for arm in args.arms:
             for seed in args.seeds:
                 claim((args.out / arm / f"seed_{seed}").absolute())
