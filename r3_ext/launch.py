@@ -221,6 +221,7 @@ def main(argv: list[str], resume: bool = False) -> int:
         changed = start.check(resolved(config), None, say)
         if wrong := check_values(config):
             raise ValueError("; ".join(finding.found for finding in wrong))
+        model_and_data(start.profile, start.cache, tiny_model(start), lambda text: None, start.overrides, build=False)
     except ValueError as error:
         say(f"error: {error}")
         return 2
@@ -256,16 +257,20 @@ def main(argv: list[str], resume: bool = False) -> int:
             return finish(start.folder, config, code, log_begins, console, not args.no_report)
 
 
+def tiny_model(start: Start) -> dict:
+    """Settings of the embedded profile's model."""
+    steps = start.options["warm_start_steps"]
+    return {"rambling": start.options["rambling"]} | ({} if steps is None else {"steps": steps})
+
+
 def prepare(start: Start, places: list[str], say) -> tuple[list[str], DictConfig, Changes]:
     """Model and data, built where they are not there yet; returns all overrides, the config and what changed.
 
     Raises:
         ValueError: a source that cannot be taken, or a change that needs --change.
     """
-    tiny_model = {"rambling": start.options["rambling"]}
-    if start.options["warm_start_steps"] is not None:
-        tiny_model["steps"] = start.options["warm_start_steps"]
-    overrides = start.compose(places + model_and_data(start.profile, start.cache, tiny_model, say, start.overrides))
+    given = model_and_data(start.profile, start.cache, tiny_model(start), say, start.overrides)
+    overrides = start.compose(places + given)
     config = compose_config(overrides)
     return overrides, config, start.check(resolved(config), config.data, say)
 

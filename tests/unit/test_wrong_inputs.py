@@ -8,6 +8,8 @@ import os
 import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
@@ -58,7 +60,33 @@ def place(tmp_path_factory) -> Path:
     put(here / "study_columns/study.json", '{"tokens": 10}')
     put(here / "study_columns/curves.csv", "arm,seed\nr3,0\n")
     put(here / "study_foreign/grpo/seed_0/thesis.tex", "text")
+    make_data(here / "data")
     return here
+
+
+def make_data(folder: Path) -> None:
+    put(folder / "text.parquet", "text\n")
+    put(folder / "zero.parquet", "")
+    put(folder / "broken.jsonl", '{"problem": "1+1", "answer": "2"}\n{"problem": \n')
+    put(folder / "list.json", "[1, 2]")
+    put(folder / "no_answer.jsonl", '{"problem": "1+1"}\n')
+    put(folder / "no_problem.jsonl", '{"answer": "2"}\n')
+    good = {
+        "data_source": "own",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+    }
+    parts = [{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}]
+    faults = {
+        "good": {},
+        "null_truth": {"reward_model": {"ground_truth": None, "style": "rule"}},
+        "null_prompt": {"prompt": None},
+        "blank_source": {"data_source": " "},
+    }
+    for name, fault in faults.items():
+        pq.write_table(pa.Table.from_pylist([good, good | fault]), folder / f"{name}.parquet")
+    pq.write_table(pa.Table.from_pylist([good | {"prompt": parts}] * 2), folder / "parts.parquet")
+    pq.write_table(pa.table({"prompt": [good["prompt"]], "data_source": ["own"]}), folder / "no_truth.parquet")
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -148,6 +176,40 @@ STUDY = [
     ("study trainer.total_epoch=1 --profile embedded --arms grpo", "nearest one is trainer.total_epochs"),
     ("study --profile embedded --arms grpo --seeds 0 --out study_foreign", "stays as it is"),
 ]
+DATA = [
+    ("DATA=nowhere.parquet run --profile embedded", "no such file or folder"),
+    ("DATA=nowhere.parquet run --profile gpu_1x24gb", "no such file or folder"),
+    ("DATA=./nowhere run --profile embedded", "no such file or folder"),
+    ("DATA=empty run --profile embedded", "no data file found"),
+    ("DATA=file run --profile embedded", "file type must be one of"),
+    ("DATA=data/text.parquet run --profile embedded", "text.parquet"),
+    ("DATA=data/zero.parquet run --profile embedded", "the file is empty"),
+    ("DATA=data/broken.jsonl run --profile embedded", "broken.jsonl, line 2"),
+    ("DATA=data/list.json run --profile embedded", "JSON object"),
+    ("DATA=data/no_answer.jsonl run --profile embedded", "no answer column; found problem"),
+    ("DATA=data/no_problem.jsonl run --profile embedded", "no problem column; found answer"),
+    ("DATA=data/null_truth.parquet run --profile embedded", "null_truth.parquet, row 1"),
+    ("DATA=data/null_truth.parquet run --profile gpu_1x24gb", "null_truth.parquet, row 1"),
+    ("DATA=data/null_prompt.parquet run --profile embedded", "null_prompt.parquet, row 1"),
+    ("DATA=data/blank_source.parquet run --profile embedded", "blank_source.parquet, row 1"),
+    ("DATA=data/parts.parquet run --profile embedded", "parts.parquet, row 0"),
+    ("DATA=data/no_truth.parquet run --profile embedded", "no problem column; found data_source, prompt"),
+    ("VAL_DATA=data/null_truth.parquet run --profile embedded", "null_truth.parquet, row 1"),
+    ("DATA=data/good.parquet run --profile embedded data.train_files=x", "name the same thing"),
+    ("MODEL=nowhere/at/all run --profile embedded", "no such folder"),
+    ("MODEL=file run --profile embedded", "no such folder"),
+    ("MODEL=empty run --profile embedded --warm-start-steps 5", "leave them out"),
+    ("run --profile embedded trainer.total_epochs=abc", "trainer.total_epochs must be a whole number"),
+    ("run --profile embedded trainer.total_epochs=0", "trainer.total_epochs must be a whole number"),
+    ("run --profile embedded data.train_batch_size=-16", "data.train_batch_size must be"),
+    ("run --profile embedded actor_rollout_ref.actor.optim.lr=fast", "actor_rollout_ref.actor.optim.lr must be"),
+    ("run --profile embedded actor_rollout_ref.rollout.n=two", "actor_rollout_ref.rollout.n must be"),
+    ("study trainer.test_freq=x --arms grpo --profile embedded --out new", "trainer.test_freq must be"),
+    ("doctor --profile nope", "--profile must be one of"),
+    ("doctor --method nope", "--method must be one of"),
+    ("doctor --profile embedded trainer.total_epoch=1", "nearest one is trainer.total_epochs"),
+    ("doctor --profile embedded trainer.total_epochs=abc", "trainer.total_epochs must be"),
+]
 REPORT = [
     ("report", "the following arguments are required"),
     ("report nowhere", "has no metrics.jsonl"),
@@ -155,21 +217,46 @@ REPORT = [
     ("report empty", "has no metrics.jsonl"),
     ("report broken_run", "broken_run"),
 ]
+RESULTS = [
+    ("history", "the following arguments are required"),
+    ("history show nowhere", "nowhere"),
+    ("history show file", "file"),
+    ("history show empty", "empty"),
+    ("history query file 'SELECT 1'", "file"),
+    ("history query empty never-solved", "empty"),
+    ("history export nowhere out.parquet", "nowhere"),
+    ("history import outputs/new.sqlite file", "file"),
+    ("history prune nowhere", "nowhere"),
+    ("history check nowhere", "nowhere"),
+    ("eval compare nowhere nowhere", "nowhere"),
+    ("eval compare file file", "file"),
+    ("eval compare empty empty", "empty"),
+    ("eval hard nowhere", "--base"),
+    ("eval hard --base nowhere --out x nowhere", "nowhere"),
+    ("eval rank nowhere --limit 5", "nowhere"),
+    ("eval --model nowhere --benchmarks data/good.parquet", "--benchmarks: a name must be made of letters"),
+    ("eval --benchmarks x", "--model"),
+]
 OTHERS = [
     ("", "the following arguments are required: command"),
     ("nope", "invalid choice: 'nope'"),
 ]
 
 
-@pytest.mark.parametrize(("line", "sentence"), OTHERS + RUN + RESUME + STUDY + REPORT, ids=lambda text: text[:60])
+@pytest.mark.parametrize(
+    ("line", "sentence"), OTHERS + RUN + RESUME + STUDY + DATA + RESULTS + REPORT, ids=lambda text: text[:60]
+)
 def test_a_wrong_input_is_told_in_a_sentence_and_costs_nothing(place, monkeypatch, capsys, line, sentence):
     monkeypatch.chdir(place)
     monkeypatch.setenv("COLUMNS", "200")
     for name in SOURCES:
         monkeypatch.delenv(name, raising=False)
     before = contents(place)
+    words = shlex.split(line)
+    while words and (name := words[0].partition("=")[0]) in SOURCES:
+        monkeypatch.setenv(name, words.pop(0).partition("=")[2])
     try:
-        code = cli.main(shlex.split(line))
+        code = cli.main(words)
     except SystemExit as left:
         code = left.code
     told = capsys.readouterr()
