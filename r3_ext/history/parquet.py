@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recipe.r3.history import PLAIN, REFLECTION, Sample
-from recipe.r3.history_file import MAX_ID_BYTES, HistoryError
+from recipe.r3.history_file import HistoryError
+from recipe.r3.query_ids import MAX_ID_BYTES
 
 FORMAT = "1"
 """Of the parquet files that `export` writes."""

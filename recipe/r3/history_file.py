@@ -35,6 +35,7 @@ from contextlib import closing, contextmanager, suppress
 from urllib.parse import quote
 
 from .history_pages import check_pages
+from .query_ids import MAX_ID_BYTES
 
 SCHEMA_VERSION = 4
 _SCHEMA = """
@@ -98,8 +99,6 @@ INSERT INTO pins VALUES (0);
 """
 _SETTINGS = ("page_size=16384", f"cache_size=-{16 << 10}", "secure_delete=OFF")
 """A response of 4,096 tokens takes 1 page and a part; deleting does not write zeros over what it deletes."""
-MAX_ID_BYTES = 1_024
-"""Of a query id in UTF-8. One of megabytes, which no data set needs, would be in an index of every row."""
 NETWORK_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p"),
     *("virtiofs", "pvfs2", "orangefs", "fuse"),

@@ -21,6 +21,9 @@ import hashlib
 import json
 from collections.abc import Iterable
 
+MAX_ID_BYTES = 1_024
+"""Of a query id in UTF-8. One of megabytes, which no data set needs, would be in an index of every row."""
+
 
 def make_query_id(prompt: list[dict] | str, ground_truth) -> str:
     """16 hex digits that depend on the messages and the answer alone, not on the file or the place in it."""
@@ -29,7 +32,7 @@ def make_query_id(prompt: list[dict] | str, ground_truth) -> str:
 
 
 def check_query_ids(query_ids: Iterable, prompts: Iterable) -> None:
-    """Raises ValueError when an id is missing, or when one, compared as text, stands for different prompts."""
+    """Raises ValueError when an id is missing or too long, or when one, as text, stands for different prompts."""
     first_prompt = {}
     for row, (query_id, prompt) in enumerate(zip(query_ids, prompts, strict=True)):
         if query_id is None or query_id != query_id or not str(query_id).strip():  # NaN differs from itself
@@ -38,6 +41,11 @@ def check_query_ids(query_ids: Iterable, prompts: Iterable) -> None:
                 "made from prompt and answer"
             )
         query_id = str(query_id)
+        if (size := len(query_id.encode("utf-8", "surrogatepass"))) > MAX_ID_BYTES:
+            raise ValueError(
+                f"query_id {_short(query_id)!r} in row {row} has {size:,} bytes, {MAX_ID_BYTES:,} at most; shorten it, "
+                "or leave the column out, and ids are made from prompt and answer"
+            )
         first = first_prompt.setdefault(query_id, prompt)
         if first is not prompt and first != prompt:
             raise ValueError(

@@ -37,6 +37,12 @@ def test_a_missing_id_is_refused_with_its_row(missing):
         check_query_ids(["a", missing], [chat("x"), chat("x")])
 
 
+def test_an_id_that_the_history_would_not_take_is_refused_with_its_row():
+    check_query_ids(["é" * 512], [chat("x")])
+    with pytest.raises(ValueError, match=r"in row 0 has 1,026 bytes, 1,024 at most"):
+        check_query_ids(["é" * 513], [chat("x")])
+
+
 @pytest.mark.parametrize("ids", [["a", "a"], [1, "1"]])
 def test_an_id_of_two_problems_is_refused_with_both(ids):
     with pytest.raises(ValueError, match=r"stands for different prompts, 'x\?' and 'y\?'"):
