@@ -1,6 +1,7 @@
 """The settings of a run: composed as the training command will see them, flat for comparison, quoted for hydra."""
 
 import difflib
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from omegaconf.errors import OmegaConfBaseException
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
 EXAMPLE_CONFIG = ROOT / "examples" / "config"
+
+
+HYDRA = re.compile(r"[+~]*hydra[./]")
+"""hydra's own settings: they are for the command."""
 
 
 def check_choice(group: str, name: str) -> None:
@@ -61,8 +66,7 @@ def compose_config(overrides: list[str]) -> DictConfig:
     Raises:
         ValueError: an override that hydra cannot read, or that sets what there is not.
     """
-    # hydra's own settings are for the command.
-    settings = [override for override in overrides if not override.startswith("hydra")]
+    settings = [override for override in overrides if not HYDRA.match(override)]
     try:
         with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
             return compose("r3_trainer", overrides=[searchpath(), *settings])
@@ -72,12 +76,9 @@ def compose_config(overrides: list[str]) -> DictConfig:
 
 def _sentence(error: Exception, overrides: list[str]) -> str:
     """What is wrong with the overrides: the first one that hydra cannot read, or the key that there is not."""
-    unreadable = next((text for text in overrides if not _readable(text)), None)
-    if unreadable is not None:
-        return (
-            f"{unreadable!r} is not a setting: expected key=value, with quotes inside of the shell's around a value "
-            "that holds any of , = : ( ) [ ] { } or a space: \"key='a=b'\""
-        )
+    for text in overrides:
+        if not parse_override(text).key_or_group:
+            return f"{text!r} is not a setting: expected key=value"
     first = str(error).split("\n")[0].strip()
     changed = [text for text in overrides if parse_override(text).type == OverrideType.CHANGE]
     cause = next((text for text in changed if f"'{parse_override(text).key_or_group}'" in first), None)
@@ -99,15 +100,18 @@ def _known_keys(overrides: list[str], wrong: str) -> list[str]:
     return sorted({*keys, *sections})
 
 
-def _readable(override: str) -> bool:
-    try:
-        return bool(parse_override(override).key_or_group)
-    except HydraException:
-        return False
-
-
 def parse_override(text: str) -> Override:
-    return OverridesParser.create().parse_override(text)
+    """
+    Raises:
+        ValueError: hydra cannot read it.
+    """
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ValueError(
+            f"{text!r} is not a setting: expected key=value, with quotes inside of the shell's around a value "
+            "that holds any of , = : ( ) [ ] { } or a space: \"key='a=b'\""
+        ) from error
 
 
 def flat(tree: dict, prefix: str = "") -> dict[str, object]:

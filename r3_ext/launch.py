@@ -28,7 +28,7 @@ from rich.console import Console
 
 from r3_ext import private_network, supervise
 from r3_ext.changes import Changes
-from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted, resolved
+from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted
 from r3_ext.console import RunDisplay, closing_table
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
@@ -37,7 +37,7 @@ from r3_ext.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.prepare import EMBEDDED, model_and_data
 from r3_ext.run_folder import append, held, read_starts
 from r3_ext.start import Start, settle
-from r3_ext.summary import CUT, over_starts, read_metrics, seconds_of, summarise
+from r3_ext.summary import CUT, over_starts, read_cut, read_metrics, seconds_of, summarise
 from recipe.r3.resume import resume_step
 
 ENTRY = {
@@ -218,16 +218,16 @@ def main(argv: list[str], resume: bool = False) -> int:
         places = run_overrides(start.folder, start.method, start.options["wandb"])
         # A mistake in the settings ends the command here, before anything is loaded or built.
         config = compose_config(start.compose(places + start.stored_paths()))
-        changed = start.check(resolved(config), None, say)
+        changed = start.check(config, False, say)
         if wrong := check_values(config):
             raise ValueError("; ".join(finding.found for finding in wrong))
         model_and_data(start.profile, start.cache, tiny_model(start), lambda text: None, start.overrides, build=False)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         say(f"error: {error}")
         return 2
     if start.options["private"] is not None:
         os.environ[private_network.VARIABLE] = str(int(start.options["private"]))
-    if start.is_finished and not changed:
+    if start.is_finished and not start.has_more_to_do(changed):
         say(f"{start.name} is finished: raise trainer.total_epochs or --until-tokens to go on with it")
         return 0
     if start.profile == EMBEDDED:  # elsewhere HOME holds tokens and models that a run needs
@@ -272,7 +272,7 @@ def prepare(start: Start, places: list[str], say) -> tuple[list[str], DictConfig
     given = model_and_data(start.profile, start.cache, tiny_model(start), say, start.overrides)
     overrides = start.compose(places + given)
     config = compose_config(overrides)
-    return overrides, config, start.check(resolved(config), config.data, say)
+    return overrides, config, start.check(config, True, say)
 
 
 def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
@@ -326,7 +326,7 @@ def run(start: Start, step: int, config: DictConfig, command: list[str], console
 
 def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console: Console, with_report: bool) -> int:
     """Write summary.json and report.html, show the closing table, and say where to look when the run failed."""
-    starts, cut = read_starts(folder), read_metrics(folder / CUT)
+    starts, cut = read_starts(folder), read_cut(folder / CUT)
     rows = read_metrics(folder / "metrics.jsonl")
     summary = summarise(
         rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds_total=seconds_of(starts)

@@ -28,11 +28,10 @@ class MetricsFile:
 
     def _cut(self, step: int, cut: Path) -> None:
         """Move what comes after `step`, and what cannot be read, out of metrics.jsonl."""
-        lines = self.target.read_bytes().splitlines(keepends=True) if self.target.exists() else []
-        kept = [line for line in lines if _step_of(line) <= step]
-        if len(kept) < len(lines):
+        kept, moved = split(self.target, step)
+        if moved:
             with open(cut, "ab") as file:
-                file.writelines(line.rstrip(b"\n") + b"\n" for line in lines if _step_of(line) > step)
+                file.writelines(line.rstrip(b"\n") + b"\n" for line in moved)
         partial = self.target.with_suffix(".partial")
         partial.write_bytes(b"".join(kept))
         os.replace(partial, self.target)
@@ -56,9 +55,16 @@ class MetricsFile:
                 raise BudgetSpent
 
 
+def split(file: Path, step: int) -> tuple[list[bytes], list[bytes]]:
+    """The lines of a metrics.jsonl up to a step, and all others: later ones, and those that are no row."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    kept = [line for line in lines if _step_of(line) <= step]
+    return kept, [line for line in lines if not _step_of(line) <= step]
+
+
 def _step_of(line: bytes) -> float:
-    """Infinite for a line that was torn or damaged."""
+    """NaN for a line that was torn or damaged."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, TypeError, KeyError):
-        return float("inf")
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return float("nan")

@@ -58,15 +58,29 @@ def read_starts(folder: Path) -> list[dict]:
             if number == len(text.splitlines()) and not text.endswith("\n"):
                 break  # the line being written when the machine stopped
             raise ValueError(f"{file}, line {number}: not a line of a run's record of its starts") from None
-        if not isinstance(entry, dict) or entry.get("event") not in ("start", "end"):
+        if not _is_event(entry) or (not lines and entry["event"] != "start"):
             raise ValueError(f"{file}, line {number}: not a line of a run's record of its starts")
         lines.append(entry)
-    if lines and not isinstance(lines[0].get("arguments"), dict):
-        raise ValueError(f"{file}, line 1: holds no arguments of a start")
     return lines
 
 
-def append(folder: Path, event: str, **facts) -> None:
+def _is_event(entry: object) -> bool:
+    """Whether it has what later starts read of it."""
+    try:
+        datetime.fromisoformat(entry["when"]).astimezone()
+        if entry["event"] == "end":
+            return entry["seconds"] >= 0
+        kept = entry["arguments"]
+        texts = [entry["folder"], *kept["sources"], *kept["sources"].values(), *kept["overrides"], *kept["options"]]
+        lists = isinstance(kept["overrides"], list) and all(
+            isinstance(files, list) for files in entry["files"].values()
+        )
+        return entry["event"] == "start" and lists and all(isinstance(text, str) for text in texts)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return False
+
+
+def append(folder: Path, event: str, /, **facts) -> None:
     """Add a line to the record, on disk before this returns."""
     line = {"event": event, "when": datetime.now().astimezone().isoformat(timespec="seconds"), **facts}
     with open(folder / STARTS, "ab+") as record:
@@ -101,9 +115,11 @@ def claim(folder: Path) -> None:
     Raises:
         ValueError: it is not empty, or not a folder, or cannot be made.
     """
-    above = next(path for path in (folder, *folder.parents) if path.exists())
+    above = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
     if not above.is_dir():
-        raise ValueError(f"{above} is a file: no run folder can be made there; name another with --outputs")
+        raise ValueError(
+            f"{above} is a file or a link to nowhere: no run folder can be made there; name another with --outputs"
+        )
     try:
         # Permissions do not tell: root may write everywhere, but not to a read-only disk.
         os.rmdir(tempfile.mkdtemp(dir=above))
@@ -124,13 +140,11 @@ def runs_below(outputs: Path) -> dict[str, Path]:
 
 
 def find(outputs: Path, run: str, experiment: str | None = None) -> Path | None:
-    """The folder of the run that `run` names: RUN, EXPERIMENT/RUN or a path; None where there is none.
+    """The folder of the run that `run` names, RUN or EXPERIMENT/RUN; None where there is none.
 
     Raises:
         ValueError: several experiments have a run of that name.
     """
-    if experiment is None and is_run(Path(run)):
-        return Path(run)
     runs = runs_below(outputs)
     wanted = run if experiment is None else f"{experiment}/{run}"
     matches = [name for name in runs if wanted in (name, name.split("/")[1])]
@@ -151,8 +165,20 @@ def missing(outputs: Path, run: str) -> str:
     return f"no run {run} in {outputs}. {meant}There are: {shown}"
 
 
-def digest(files: list[str]) -> dict[str, str | None]:
-    """sha256 of each file, None of what is no file here."""
-    return {
-        file: hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else None for file in files
-    }
+def digest(path: str) -> str | None:
+    """sha256 of a file, or of what stands in a folder, of large files their ends; None where there is neither."""
+    place = Path(path)
+    sha = hashlib.sha256()
+    for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        if file.is_file():
+            sha.update(f"{file.relative_to(place)} {file.stat().st_size}".encode())
+            sha.update(_ends(file) if place.is_dir() else file.read_bytes())
+    return sha.hexdigest() if place.exists() else None
+
+
+def _ends(file: Path, most: int = 2**20) -> bytes:
+    """The first and the last MiB: a model of gigabytes is compared at every start."""
+    with open(file, "rb") as content:
+        first = content.read(most)
+        content.seek(max(content.tell(), file.stat().st_size - most))
+        return first + content.read(most)

@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from r3_ext import changes as changing
+from r3_ext import private_network
 from r3_ext.changes import Changes
-from r3_ext.config import ROOT, check_choice, quoted
+from r3_ext.config import HYDRA, ROOT, check_choice, quoted, resolved
+from r3_ext.metrics_file import split
 from r3_ext.prepare import EMBEDDED
-from r3_ext.run_folder import append, check_name, claim, digest, find, missing, read_starts
-from r3_ext.summary import CUT, read_metrics
+from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, missing, read_starts
+from r3_ext.summary import CUT
 
-FILES = ("data.train_files", "data.val_files")
+FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 NEW = "leave it out, give --change to go on as another run, or start a new one with another --run"
 
 
@@ -54,9 +56,13 @@ class Start:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last start came to its end, and this one names no checkpoint to go back to."""
+        """Whether the last start came to its end."""
+        return bool(self.known) and self.known[-1].get("exit_code") == 0
+
+    def has_more_to_do(self, changes: Changes) -> bool:
+        """Whether it goes on although it is finished: it is longer now, another run, or goes back to a checkpoint."""
         once = len(self.overrides) > len(changing.without_once(self.overrides))
-        return bool(self.known) and self.known[-1].get("exit_code") == 0 and not once
+        return once or changing.is_longer(changes) or (self.change and bool(changing.bound(changes)))
 
     def compose(self, overrides: list[str]) -> list[str]:
         """All overrides of the start, these between its method and its own."""
@@ -69,21 +75,25 @@ class Start:
         old = changing.stored_settings(self.folder)
         return [f"{key}={_hydra_value(old[key])}" for key in changing.PREPARED if old.get(key)]
 
-    def check(self, settings: dict[str, object], data: DictConfig | None, say) -> Changes:
+    def check(self, config: DictConfig, prepared: bool, say) -> Changes:
         """What differs from the settings of the last start.
 
-        settings: by dotted key.
-        data: section `data` once the files are prepared, whose contents are compared too; None before.
+        prepared: whether model and data are, so that their contents are compared too.
 
         Raises:
             ValueError: a difference makes it another run, and --change was not given.
         """
-        if not (self.folder / "config.yaml").is_file():
+        if not self.known:
             return {}
-        old = changing.stored_settings(self.folder)
-        found = self.asked | changing.between(old, settings)
-        if data is not None:
-            found = _compare_files(found, self._last_start["files"], contents(data))
+        if not (self.folder / "config.yaml").is_file():
+            if (self.folder / "metrics.jsonl").exists() or (self.folder / "checkpoints").exists():
+                raise ValueError(f"{self.folder / 'config.yaml'} is gone: the run cannot go on with its settings")
+            return {}  # it was killed before it began
+        here, there = str(self.folder), self._last_start["folder"]
+        old = {key: _moved(value, there, here) for key, value in changing.stored_settings(self.folder).items()}
+        found = self.asked | changing.between(old, resolved(config))
+        if prepared:
+            found = _compare_files(found, self._last_start["files"], contents(config))
         if found and found != self.shown:
             say("\n".join(["differs from the last start:", *changing.lines(found)]))
             self.shown = found
@@ -99,11 +109,13 @@ class Start:
         """Say where the run goes on, and what becomes of the rows of metrics behind that.
 
         Raises:
-            ValueError: it came to its end and left no checkpoint.
+            ValueError: it came to its end and left no checkpoint, or was started by somebody else meanwhile.
         """
+        if read_starts(self.folder) != self.known:
+            raise ValueError(f"{self.name} was started elsewhere meanwhile: call the same command again")
         if not self.known:
             return
-        rows = sum(row["step"] > step for row in read_metrics(self.folder / "metrics.jsonl"))
+        rows = len(split(self.folder / "metrics.jsonl", step)[1])
         if step < 0 and rows and self.is_finished:
             raise ValueError(
                 f"{self.name} came to its end and left no checkpoint to go on from: start a new run under another name"
@@ -121,7 +133,8 @@ class Start:
             step=step,
             commit=commit,
             changed={key: list(values) for key, values in changed.items()},
-            files=contents(config.data),
+            folder=str(self.folder),
+            files=contents(config),
             arguments={
                 "options": self.options,
                 "sources": self.sources,
@@ -142,16 +155,22 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: str) -> Star
     if not resume:
         check_name("--run", args.run)
         check_name("--experiment", args.experiment)
+    if own := [text for text in args.overrides if HYDRA.match(text)]:
+        raise ValueError(f"{own[0]!r} is a setting of hydra's own, which the command needs for itself: leave it out")
     folder = find(args.outputs, args.run, args.experiment) if args.run else None
+    if resume and folder is None and args.run and is_run(Path(args.run)):
+        folder = Path(args.run)
     if resume and folder is None:
         raise ValueError(missing(args.outputs, args.run))
+    if args.private is None:
+        args.private = {"1": True, "0": False}.get(os.environ.get(private_network.VARIABLE, ""))
     given = {
         "options": {name: value for name in changing.OPTIONS if (value := getattr(args, name)) is not None},
         "sources": {name: _absolute(os.environ[name]) for name in changing.SOURCES if os.environ.get(name)},
         "overrides": args.overrides,
     }
     if "cache" in given["options"]:
-        given["options"]["cache"] = str(args.cache.resolve())
+        given["options"]["cache"] = os.path.realpath(args.cache)
     start = _later(folder, given, args.change) if folder else _new(args, given, default_profile)
     if start.options["rambling"] and (error := no_rambling(start.profile, start.sources.get("DATA"))):
         raise ValueError(error)
@@ -174,7 +193,7 @@ def _new(args: argparse.Namespace, given: dict, default_profile: str) -> Start:
     experiment = args.experiment or f"{options['method']}_{options['profile']}"
     folder = args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))
     claim(folder.absolute())
-    return Start(folder.resolve(), options, given["sources"], given["overrides"])
+    return Start(Path(os.path.realpath(folder)), options, given["sources"], given["overrides"])
 
 
 def _later(folder: Path, given: dict, change: bool) -> Start:
@@ -185,13 +204,15 @@ def _later(folder: Path, given: dict, change: bool) -> Start:
     asked = {f"--{name.replace('_', '-')}": (old.get(name), value) for name, value in new.items()}
     asked |= {name: (stored["sources"].get(name), value) for name, value in kept["sources"].items()}
     asked = {name: (old, new) for name, (old, new) in asked.items() if old != new}
-    return Start(folder.resolve(), kept["options"], kept["sources"], kept["overrides"], known, change, asked)
+    return Start(
+        Path(os.path.realpath(folder)), kept["options"], kept["sources"], kept["overrides"], known, change, asked
+    )
 
 
 def _absolute(source: str) -> str:
     """A path for good, whatever the working folder; what is no path here, an id on the hub, as it is."""
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
+    path = os.path.expanduser(source)
+    return os.path.abspath(path) if os.path.exists(path) else source
 
 
 def no_rambling(profile: str, data: str | None) -> str | None:
@@ -205,21 +226,28 @@ def _hydra_value(value: str | list[str]) -> str:
     return quoted(value) if isinstance(value, str) else f"[{','.join(map(quoted, value))}]"
 
 
-def contents(data: DictConfig) -> dict[str, list[str | None]]:
-    """sha256 of the data files of a run, by setting."""
-    files = {key: data[key.split(".")[1]] for key in FILES}
+def _moved(value: object, there: str, here: str) -> object:
+    """A path in the run's folder, which may have been moved since."""
+    inside = isinstance(value, str) and value.startswith(f"{there}/")
+    return here + value.removeprefix(there) if inside else value
+
+
+def contents(config: DictConfig) -> dict[str, list[str | None]]:
+    """sha256 of the data files and of the model of a run, by setting."""
+    values = {key: OmegaConf.select(config, key) for key in FILES}
     return {
-        key: list(digest([value] if isinstance(value, str) else list(value or ())).values())
-        for key, value in files.items()
+        key: [digest(path) for path in ([value] if isinstance(value, str) else value or ())]
+        for key, value in values.items()
     }
 
 
 def _compare_files(found: Changes, old: dict, new: dict) -> Changes:
     """Files count by what they hold: the same ones at another place are no change, others at the same place are."""
-    found = {key: values for key, values in found.items() if key not in FILES or old[key] != new[key]}
+    same = {key for key in FILES if old.get(key) == new[key] and None not in new[key]}
+    found = {key: values for key, values in found.items() if key not in same}
     for key in FILES:
-        if old[key] != new[key] and key not in found:
-            found[f"content of {key}"] = old[key], new[key]
+        if old.get(key) != new[key] and key not in found:
+            found[f"content of {key}"] = old.get(key), new[key]
     return found
 
 

@@ -24,6 +24,17 @@ def read_metrics(path: Path) -> list[dict]:
     return rows
 
 
+def read_cut(path: Path) -> list[dict]:
+    """Rows of a metrics_cut.jsonl; lines that were damaged when they were moved there are left out."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+    return [row for row in rows if isinstance(row, dict)]
+
+
 def validation_accuracy(row: dict) -> float | None:
     """Mean over the benchmarks of a row of validation's Pass@1 (verl's `val-core/<source>/acc/mean@n`), or None."""
     values = [value for key, value in row.items() if key.startswith("val-core/") and "/acc/mean@" in key]

@@ -22,20 +22,26 @@ def resume_step(trainer: DictConfig) -> int:
     """The step that training will go on from, -1 for a start from scratch; makes verl's tracker file agree with it.
 
     Raises:
-        ValueError: a tracker file that a crash cut short, and no complete checkpoint to name instead.
+        ValueError: a checkpoint that is named and not there, or a tracker file without any complete checkpoint.
     """
     tracker = Path(trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
     if trainer.resume_mode == "disable":
         return -1
     if trainer.resume_mode == "resume_path":
-        step = int(str(trainer.resume_from_path).rstrip("/").split("global_step_")[-1])
-    elif not tracker.exists():
-        return -1
-    elif (text := tracker.read_text().strip()).isdecimal():
-        return int(text)
+        named = Path(str(trainer.resume_from_path))
+        if not _is_complete(named):
+            raise ValueError(
+                f"trainer.resume_from_path={trainer.resume_from_path}: no complete checkpoint there; name a folder "
+                "global_step_N that holds data.pt and actor"
+            )
+        step = _step_of(named)
     else:
-        # data.pt is the last file of a checkpoint.
-        complete = [int(path.parent.name.split("_")[-1]) for path in tracker.parent.glob("global_step_*/data.pt")]
+        text = tracker.read_text(errors="replace").strip() if tracker.exists() else ""
+        complete = [_step_of(path) for path in tracker.parent.glob("global_step_*") if _is_complete(path)]
+        if text.isdecimal() and int(text) in complete:
+            return int(text)
+        if not complete and not tracker.exists():
+            return -1
         if not complete:
             raise ValueError(f"{tracker} holds {text!r} and there is no complete checkpoint; delete the file")
         step = max(complete)
@@ -45,3 +51,13 @@ def resume_step(trainer: DictConfig) -> int:
         partial.write_text(str(step))
         partial.replace(tracker)
     return step
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("global_step_"))
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """data.pt is the last file of a checkpoint; of one that verl no longer keeps, the folder actor is gone."""
+    name = checkpoint.name.removeprefix("global_step_")
+    return name.isdecimal() and (checkpoint / "data.pt").is_file() and (checkpoint / "actor").is_dir()

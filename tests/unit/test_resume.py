@@ -49,6 +49,22 @@ def test_a_broken_tracker_without_any_checkpoint_is_refused_with_the_way_out(tmp
         resume_step(trainer(tmp_path))
 
 
+def test_a_tracker_of_a_checkpoint_that_is_gone_gives_way_to_the_newest_complete_one(tmp_path):
+    save(tmp_path, 8)
+    tracker(tmp_path).write_text("10")
+    assert resume_step(trainer(tmp_path)) == 8
+    assert tracker(tmp_path).read_text() == "8"
+    tracker(tmp_path).unlink()
+    assert resume_step(trainer(tmp_path)) == 8
+
+
+@pytest.mark.parametrize("named", ["nowhere/global_step_3", "typo", "global_step_4", "global_step_x", None, ""])
+def test_a_named_checkpoint_that_is_not_there_is_refused(tmp_path, named):
+    save(tmp_path, 4, complete=False)
+    with pytest.raises(ValueError, match="no complete checkpoint there"):
+        resume_step(trainer(tmp_path, "resume_path", named and str(tmp_path / named)))
+
+
 def test_going_back_to_an_older_checkpoint_moves_the_tracker_back(tmp_path):
     """Training overwrites the later checkpoints: a crash meanwhile must not resume from a half-overwritten one."""
     older = save(tmp_path, 2)

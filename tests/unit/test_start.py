@@ -12,7 +12,7 @@ from r3_ext.config import compose_config, quoted
 from r3_ext.failure import error_lines
 from r3_ext.metrics_file import MetricsFile
 from r3_ext.start import settle
-from r3_ext.summary import over_starts, read_metrics, seconds_of
+from r3_ext.summary import over_starts, read_cut, read_metrics, seconds_of
 
 HOSTILE = (
     "a=b,c",
@@ -61,7 +61,7 @@ def begin(*argv: str, ends: int | None = 0, data: Path | None = None):
 def compare(start, say=lambda text: None) -> changes.Changes:
     """What the command compares before it loads anything."""
     places = launch.run_overrides(start.folder, start.method, False)
-    return start.check(launch.resolved(compose_config(start.compose(places + start.stored_paths()))), None, say)
+    return start.check(compose_config(start.compose(places + start.stored_paths())), False, say)
 
 
 def test_quoted_values_reach_the_config_as_they_are():
@@ -148,7 +148,7 @@ def test_the_checkpoint_to_go_on_from_is_named_for_one_start_only():
     folder = begin("--run", "a")
     given = ["trainer.resume_mode=resume_path", "trainer.resume_from_path=x/global_step_3"]
     start = start_of("a", *given, resume=True)
-    assert compare(start) == {} and not start.is_finished
+    assert compare(start) == {} and start.has_more_to_do({})
     start.record(3, compose_config(start.compose([])), {}, None)
     run_folder.append(folder, "end", seconds=1.0, exit_code=0)
     assert start_of("a", resume=True).overrides == []
@@ -166,12 +166,117 @@ def test_data_are_kept_by_their_contents(tmp_path, monkeypatch):
 
     def differs(file: Path) -> changes.Changes:
         config = compose_config(start_of("a", resume=True).compose([*settings, f"data.train_files={quoted(file)}"]))
-        return start_of("a", "--change", resume=True).check(launch.resolved(config), config.data, lambda text: None)
+        return start_of("a", "--change", resume=True).check(config, True, lambda text: None)
 
     assert differs(first) == differs(moved) == {}
     assert list(differs(other)) == ["data.train_files"]
     first.write_bytes(b"other rows at the same place")
     assert list(differs(first)) == ["content of data.train_files"]
+
+
+def test_the_model_is_compared_by_its_files(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/weights").write_bytes(b"a" * 3_000_000)
+    begin("--run", "a", "actor_rollout_ref.model.path=m")
+    start = start_of("a", "--change", resume=True)
+    config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
+    assert start.check(config, True, lambda text: None) == {}
+    (tmp_path / "m/weights").write_bytes(b"a" * 2_999_999 + b"b")
+    assert list(start.check(config, True, lambda text: None)) == ["content of actor_rollout_ref.model.path"]
+
+
+def test_what_is_named_anew_takes_the_place_of_what_was_kept_either_way(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setenv("DATA", "a")
+    begin("--run", "by_variable")
+    monkeypatch.delenv("DATA")
+    start = start_of("by_variable", "data.train_files=b", resume=True)
+    assert (start.sources, start.overrides) == ({}, ["data.train_files=b"])
+    begin("--run", "by_override", "data.train_files=a")
+    monkeypatch.setenv("DATA", "b")
+    start = start_of("by_override", resume=True)
+    assert (start.sources, start.overrides) == ({"DATA": str(tmp_path / "b")}, [])
+
+
+def test_a_run_without_its_config_does_not_become_another_one(tmp_path):
+    folder = begin("--run", "a")
+    (folder / "config.yaml").unlink()
+    assert compare(start_of("a", "--method", "grpo", resume=True)) == {}, "killed before it began: nothing is lost"
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match="config.yaml is gone"):
+        compare(start_of("a", resume=True))
+
+
+def test_a_moved_run_is_the_same_run_and_its_places_are_its_own():
+    folder = begin("--run", "a")
+    moved = folder.parent / "b"
+    folder.rename(moved)
+    assert compare(start_of("b", resume=True)) == {}
+    for key in ("trainer.default_local_dir", "algorithm.r3.history.path"):
+        with pytest.raises(ValueError, match=key):
+            compare(start_of("b", f"{key}=elsewhere", resume=True))
+
+
+def test_outputs_come_before_the_working_folder(tmp_path):
+    inside = begin("--run", "a")
+    begin("--run", "a", "--outputs", "other")
+    os.rename(tmp_path / "other/r3_embedded/a", tmp_path / "a")
+    assert start_of("a", resume=True).folder == inside
+    assert start_of("--run", "a", "--outputs", "third").known == [], "for a new run no path is looked at"
+    assert start_of("a", "--outputs", "third", resume=True).folder == tmp_path / "a"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "more"),
+    [
+        (["trainer.total_epochs=3"], ["trainer.total_epochs=4"], True),
+        (["trainer.total_epochs=3"], ["trainer.total_epochs=2"], False),
+        (["--until-tokens", "150"], ["--until-tokens", "50"], False),
+        (["--until-tokens", "150"], ["--until-tokens", "300"], True),
+        ([], ["trainer.save_freq=3"], False),
+        ([], ["--wandb"], False),
+        ([], ["--no-private"], False),
+        ([], ["--change"], False),
+        ([], ["data.seed=9", "--change"], True),
+    ],
+)
+def test_a_finished_run_goes_on_only_where_there_is_more_to_do(first, then, more):
+    begin("--run", "a", *first)
+    start = start_of("a", *then, resume=True)
+    assert start.is_finished and start.has_more_to_do(compare(start)) == more
+
+
+def test_a_start_that_ended_meanwhile_is_noticed():
+    folder = begin("--run", "a", ends=None)
+    start = start_of("a", resume=True)
+    run_folder.append(folder, "end", seconds=1.0, exit_code=0)
+    with pytest.raises(ValueError, match="was started elsewhere meanwhile"):
+        start.check_goes_on(-1, lambda text: None)
+
+
+def test_an_added_setting_can_be_taken_back():
+    begin("--run", "a", "+ray_kwargs.ray_init.x=1")
+    assert compare(start_of("a", "~ray_kwargs.ray_init.x", resume=True)) == {"ray_kwargs.ray_init.x": (1, None)}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "start"},
+        {"event": "start", "when": 5},
+        {"event": "end", "when": "2026-01-01T00:00:00+00:00", "seconds": 1.0},
+        {"event": "start", "when": "2026-01-01T00:00:00+00:00", "folder": "x", "files": {}, "arguments": {}},
+    ],
+)
+def test_a_record_of_another_shape_makes_no_run_and_hides_none(tmp_path, line):
+    begin("--run", "a")
+    other = tmp_path / "outputs/r3_embedded/other/starts.jsonl"
+    other.parent.mkdir()
+    other.write_text(json.dumps(line) + "\n")
+    assert start_of("a", resume=True).name == "r3_embedded/a"
+    with pytest.raises(ValueError, match="no run other"):
+        start_of("other", resume=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]\n", b'{"event": "start"}\n', b"\xff\xfe\n", b'{"a":' * 100_000])
@@ -224,12 +329,13 @@ class Display:
 
 def test_rows_after_the_checkpoint_are_moved_and_not_lost(tmp_path):
     rows = [json.dumps({"step": step, "generated/tokens": 10}) for step in range(1, 6)]
-    text = "\n".join([*rows[:2], "damaged", *rows[2:], '{"step": 6, "torn'])
+    text = "\n".join([*rows[:2], "damaged", '{"step": NaN}', "5", *rows[2:], '{"step": 6, "torn'])
     (tmp_path / "metrics.jsonl").write_text(text)
     file = MetricsFile(tmp_path, 3, Display())
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3] and file.tokens == 30
     cut = (tmp_path / "metrics_cut.jsonl").read_text().splitlines()
     assert sorted([*rows[:3], *cut]) == sorted(text.splitlines())
+    assert over_starts([], read_cut(tmp_path / "metrics_cut.jsonl"))["trained_again"]["generated_tokens"] == 20
     MetricsFile(tmp_path, 2, Display())
     assert (tmp_path / "metrics_cut.jsonl").read_text().splitlines() == [*cut, rows[2]]
 

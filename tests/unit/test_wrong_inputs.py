@@ -60,6 +60,7 @@ def place(tmp_path_factory) -> Path:
     put(here / "study_columns/study.json", '{"tokens": 10}')
     put(here / "study_columns/curves.csv", "arm,seed\nr3,0\n")
     put(here / "study_foreign/grpo/seed_0/thesis.tex", "text")
+    (here / "loop").symlink_to("loop")
     make_data(here / "data")
     return here
 
@@ -114,8 +115,8 @@ RUN = [
     ("run --profile ../method/r3", "--profile must be one of"),
     ("run --method nope", "invalid choice: 'nope'"),
     ("run --nope", "unrecognized arguments: --nope"),
-    ("run --outputs file", "is a file"),
-    ("run --outputs file/below", "is a file"),
+    ("run --outputs file", "is a file or a link"),
+    ("run --outputs file/below", "is a file or a link"),
     ("run --outputs '${oc.env:HOME}'", "rename it"),
     ("run --outputs /proc/nothing", "/proc cannot be written"),
     ("run --run foreign --profile embedded", "stays as it is"),
@@ -142,6 +143,9 @@ RUN = [
     ("run --run a algorithm.r3.replay.k=7", "algorithm.r3.replay.k: 1 -> 7"),
     ("run --run a --profile gpu_1x24gb", '--profile: "embedded" -> "gpu_1x24gb"'),
     ("run --run a --rambling", "--rambling: false -> true"),
+    ("run --outputs " + "n" * 300, "name too long"),
+    ("run --outputs loop", "a link to nowhere"),
+    ("run --profile embedded hydra.nope=3", "a setting of hydra's own"),
     ("run --run damaged", "config.yaml cannot be read"),
     ("run --run no_record --profile embedded", "stays as it is"),
 ]
@@ -159,6 +163,12 @@ RESUME = [
     ("resume a data.train_batch_size=4", "needs --change"),
     ("resume a actor_rollout_ref.model.path=x", "needs --change"),
     ("resume a algorithm.r3.replay.kk=1", "nearest one is algorithm.r3.replay.k"),
+    ("resume a 'a b'", "expected key=value"),
+    ("resume a trainer.total_epochs", "expected key=value"),
+    ("resume a data.train_files=a=b", "expected key=value"),
+    ("resume a hydra.mode=MULTIRUN", "a setting of hydra's own"),
+    ("resume a hydraxyz=3", "there is no setting hydraxyz"),
+    ("resume " + "n" * 300, "File name too long"),
     ("resume a --until-tokens 0", "--until-tokens must be at least 1"),
 ]
 STUDY = [
@@ -172,7 +182,7 @@ STUDY = [
     ("study --summarise --out study_curves", "curves.csv, line 2"),
     ("study --summarise --out study_columns", "the columns arm, seed, generated_tokens, accuracy are not all there"),
     ("study --profile embedded --arms grpo --out study", "holds a study of other cells"),
-    ("study --profile embedded --arms grpo --out file", "is a file"),
+    ("study --profile embedded --arms grpo --out file", "is a file or a link"),
     ("study trainer.total_epoch=1 --profile embedded --arms grpo", "nearest one is trainer.total_epochs"),
     ("study --profile embedded --arms grpo --seeds 0 --out study_foreign", "stays as it is"),
 ]
