@@ -222,11 +222,15 @@ def score_command(argv: list[str], console: Console, say: Callable) -> int:
     parser.add_argument("path", type=Path, help="folder of `r3 eval`, or a file of answers")
     parser.add_argument("--out", type=Path, help="folder for a file's results (default: beside it, named FILE.eval)")
     args = parser.parse_args(argv)
-    if args.path.is_dir():
+    try:
+        is_folder, is_file = args.path.is_dir(), args.path.is_file()
+    except OSError as error:  # a name that is too long
+        raise EvaluationError(f"{args.path} cannot be read: {error.strerror}") from error
+    if is_folder:
         if args.out:
             raise EvaluationError("--out is for a file of answers; a folder keeps its scores in itself")
         folder = args.path
-    elif args.path.is_file():
+    elif is_file:
         folder = args.out or args.path.with_name(args.path.name + ".eval")
         content = score.read_responses(args.path)
         with plan.only_writer(folder):

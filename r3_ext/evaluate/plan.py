@@ -162,9 +162,11 @@ def begin(folder: Path, plan: dict, problems: list[dict]) -> None:
         if differing:
             values = ", ".join(f"{key} ({there.get(key)} there, {asked.get(key)} asked for)" for key in differing)
             raise EvaluationError(f"{folder} holds another evaluation: {values}; name another folder with --out")
-    (folder / "generations").mkdir(parents=True, exist_ok=True)
-    write_table(folder / "problems.parquet", problems, PROBLEM)
+    folder.mkdir(parents=True, exist_ok=True)
+    # First the plan, which says whose the folder is.
     write_text(folder / "plan.json", json.dumps(plan, indent=2) + "\n")
+    (folder / "generations").mkdir(exist_ok=True)
+    write_table(folder / "problems.parquet", problems, PROBLEM)
 
 
 def read_plan(folder: Path) -> dict:
@@ -229,8 +231,21 @@ def write_text(file: Path, text: str) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock: two evaluations would generate the same answers."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make the folder and hold its lock: two evaluations would generate the same answers.
+
+    Raises:
+        EvaluationError: another evaluation holds it, it holds files of others, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A lock or a torn file of ours may lie there before the plan does.
+        found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise EvaluationError(f"{folder} cannot be made: {error.strerror}; name another folder with --out") from error
+    if found and "plan.json" not in found:
+        raise EvaluationError(
+            f"{folder} holds {', '.join(found[:3])} and no evaluation, and stays as it is; name another with --out"
+        )
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

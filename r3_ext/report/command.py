@@ -90,6 +90,29 @@ def target_of(out: Path | None, arguments: list[Path]) -> Path:
     return (out or (arguments[0] if len(arguments) == 1 else Path("report"))) / PAGE
 
 
+def refuse_others_files(path: Path, title: str, keys: tuple[str, ...]) -> None:
+    """Refuse a page that is not ours, and figures without a page of ours beside them.
+
+    Raises:
+        ReportError: naming the file.
+        OSError: a path that cannot be looked at.
+    """
+
+    def is_ours(page: Path) -> bool:
+        if not page.is_file():
+            return False
+        with open(page, "rb") as file:
+            return f"<title>{title}</title>".encode() in file.read(2000)
+
+    if path.exists() and not is_ours(path):
+        raise ReportError(f"{clean(path, 400)} is not a page of `r3 report` and stays as it is; take another --out")
+    if (path.parent / "metrics.jsonl").is_file() or any(map(is_ours, path.parent.glob("*.htm*"))):
+        return
+    figures = (path.parent / "figures" / f"{key}.png" for key in keys)
+    if foreign := [figure for figure in figures if figure.exists()]:
+        raise ReportError(f"{clean(foreign[0], 400)} lies there without a page of `r3 report`; take another --out")
+
+
 def write(
     arguments: list[Path], out: Path | None = None, labels: list[str] | None = None, by: str = "step",
     hard: Path | None = None,
@@ -113,15 +136,17 @@ def write(
     html = page.render(arms, sections, empty, remarks)
     path = target_of(out, arguments)
     try:
+        refuse_others_files(path, page.TITLE, figures.KEYS)
         folder = path.parent / "figures"
         folder.mkdir(parents=True, exist_ok=True)
+        # First the page, which says whose the figures are.
+        _replace(path, html)
         for key in figures.KEYS:
             # A figure of an earlier report that this one lacks would look like a part of it.
             (folder / f"{key}.png").unlink(missing_ok=True)
         for section in sections:
             if section.panels:
                 draw.section_png(section, folder / f"{section.key}.png")
-        _replace(path, html)
     except OSError as error:
         raise ReportError(f"the report cannot be written: {clean(error, 300)}") from None
     return path

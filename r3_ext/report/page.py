@@ -13,6 +13,9 @@ from r3_ext.report.figures import Section, color_of
 from r3_ext.report.findings import details, facts, findings, headline
 from r3_ext.report.runs import Arm
 
+TITLE = "R³ training report"
+"""By which a page is known as ours."""
+
 
 def render(arms: list[Arm], sections: list[Section], empty: list[str], remarks: list[str]) -> str:
     """The HTML text. Everything from files is escaped; only our own SVG is not.
@@ -35,7 +38,7 @@ def render(arms: list[Arm], sections: list[Section], empty: list[str], remarks: 
     count = sum(len(arm.runs) for arm in arms)
     lead = f"{count} runs in {len(arms)} arms" if len(arms) > 1 else f"{count} runs that differ in the seed"
     return environment.get_template("page.html.jinja").render(
-        title="R³ training report",
+        title=TITLE,
         lead=lead if count > 1 else f"Run {arms[0].runs[0].name}",
         sections=shown,
         facts=[(arm.label, color, facts(arm)) for arm, color in zip(arms, colors, strict=True)],

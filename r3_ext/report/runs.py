@@ -115,8 +115,11 @@ def find_folders(argument: Path) -> list[Path]:
     Raises:
         ReportError: there is none.
     """
-    if (argument / "metrics.jsonl").is_file():
-        return [argument.resolve()]
+    try:
+        if (argument / "metrics.jsonl").is_file():
+            return [argument.resolve()]
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise ReportError(f"{clean(argument, 400)} cannot be read: {error.strerror}") from None
     files = sorted(argument.glob("*/metrics.jsonl")) or sorted(argument.glob("*/*/metrics.jsonl"))
     if not files:
         raise ReportError(

@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,15 +31,18 @@ from r3_ext import supervise
 from r3_ext.config import check_choice, compose_config
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
+from r3_ext.evaluate.plan import fingerprint
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT
-from r3_ext.run_folder import claim, is_run
+from r3_ext.prepare import VARIABLES, digest, model_and_data
+from r3_ext.run_folder import claim, held, is_run
 from r3_ext.start import no_rambling
 from r3_ext.study import arms, figure, record
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
 from r3_ext.summary import read_metrics
 
 PLAN = "study.json"
+SEED = re.compile(r"seed_(0|-?[1-9][0-9]*)")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -76,7 +80,11 @@ def main(argv: list[str]) -> int:
     if not args.summarise:
         with shared_interpreter(profile) as (python, env):
             failed = train(args, profile, console, python, env)
-    results = summarise(args.out, read_plan(args.out))
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    results = summarise(args.out, read_plan(args.out), say)
     show(results, console)
     for cell in failed:
         console.print(f"failed: {cell}; call the same command again to repeat it", soft_wrap=True, highlight=False)
@@ -87,7 +95,7 @@ def check(args: argparse.Namespace, profile: str) -> None:
     """Refuse what could not be trained or summarised, and write the plan of a new study.
 
     Raises:
-        ValueError: an option, a setting of an arm, a record that cannot be read, or a folder of others.
+        ValueError: an option, a setting of an arm, data, a record that cannot be read, or a folder of others.
         OSError: a folder that cannot be made.
     """
     if args.summarise:
@@ -100,6 +108,7 @@ def check(args: argparse.Namespace, profile: str) -> None:
             own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
             if wrong := check_values(compose_config([*own, *settings_of(args, profile, arm, seed=0)])):
                 raise ValueError(wrong[0].found)
+        model_and_data(profile, args.cache, {"rambling": args.rambling}, lambda text: None, args.overrides, build=False)
         for arm in args.arms:
             for seed in args.seeds:
                 claim((args.out / arm / f"seed_{seed}").absolute())
@@ -123,6 +132,7 @@ def read_plan(out: Path) -> dict:
 def plan_of(args: argparse.Namespace, profile: str) -> dict:
     """What the cells of a study share. Cells of another plan do not compare with them."""
     plan = {"tokens": args.tokens, "profile": profile, "overrides": args.overrides}
+    plan |= {name: source_of(name, os.environ[name]) for name in VARIABLES if os.environ.get(name)}
     if profile == EMBEDDED_PROFILE:
         from r3_ext.cpu import warm_start  # imports torch, which is slow
 
@@ -132,21 +142,36 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
     return plan
 
 
+def source_of(name: str, value: str) -> dict[str, str]:
+    """What DATA, VAL_DATA or MODEL stands for: its absolute path, or name on the hub, and a digest of what it holds."""
+    path = Path(value).expanduser()
+    if not path.exists():
+        return {"path": value, "digest": digest([value])}
+    return {"path": str(path.resolve()), "digest": fingerprint(path) if name == "MODEL" else digest([value])}
+
+
+def without_place(value):
+    """A value of a plan as another machine would have it, where DATA may lie elsewhere."""
+    return value.get("digest") if isinstance(value, dict) else value
+
+
 def check_plan(out: Path, plan: dict) -> None:
     """Write the plan of a new study.
 
     Raises:
-        ValueError: the one in `out` is another.
+        ValueError: the one in `out` is another, or there is none among files of others.
     """
     file = out / PLAN
     if file.exists():
         known = read_plan(out)
-        changed = [key for key in {**known, **plan} if known.get(key) != plan.get(key)]
+        changed = [key for key in {**known, **plan} if without_place(known.get(key)) != without_place(plan.get(key))]
         differences = "; ".join(f"{key} {known.get(key)}, here {plan.get(key)}" for key in changed)
         if changed:
             raise ValueError(f"{out} holds a study of other cells, {differences}; take another --out")
         return
     out.mkdir(parents=True, exist_ok=True)
+    if found := sorted(path.name for path in out.iterdir()):
+        raise ValueError(f"{out} holds {', '.join(found[:3])} and no study, and stays as it is; take another --out")
     file.write_text(json.dumps(plan, indent=2) + "\n")
 
 
@@ -175,8 +200,11 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
             arm, seed = cell
             folder = args.out / arm / f"seed_{seed}"
             if not is_complete(folder, args.tokens):
-                if is_run(folder):
-                    shutil.rmtree(folder)
+                try:
+                    remove(folder)
+                except ValueError as error:
+                    failed.append(f"{arm} seed {seed}, {error}")
+                    return
                 said = args.out / arm / f"run_{seed}.log"
                 said.parent.mkdir(parents=True, exist_ok=True)
                 with open(said, "wb") as log:
@@ -189,6 +217,17 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
 
         list(pool.map(run, cells))
     return failed
+
+
+def remove(folder: Path) -> None:
+    """Make room for a cell that starts anew.
+
+    Raises:
+        ValueError: another study is training it.
+    """
+    if is_run(folder):
+        with held(folder):
+            shutil.rmtree(folder)
 
 
 def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
@@ -216,12 +255,11 @@ def settings_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> 
 
 
 def is_complete(folder: Path, tokens: int) -> bool:
-    """Whether the cell ended well and its last validation lies behind the budget."""
-    summary = folder / "summary.json"
-    if not summary.exists() or json.loads(summary.read_text())["exit_code"] != 0:
+    """Whether the cell ended well and its last validation lies behind the budget; a damaged one starts anew."""
+    try:
+        return record.read_cell(folder, tokens) is not None
+    except ValueError:
         return False
-    reached, _ = curve_of(read_metrics(folder / "metrics.jsonl"))
-    return len(reached) > 1 and reached[-1] >= tokens
 
 
 def describe(arm: str, seed: int, folder: Path) -> str:
@@ -236,12 +274,24 @@ def describe(arm: str, seed: int, folder: Path) -> str:
     )
 
 
-def summarise(out: Path, plan: dict) -> dict:
+def complete_cells(out: Path, tokens: int, say) -> dict[tuple[str, int], record.Cell]:
+    """The complete cells by arm and seed; what is no cell, or a damaged one, is said."""
+    cells = {}
+    for arm in arms.ARMS:
+        for folder in sorted((out / arm).glob("seed_*")):
+            try:
+                if not SEED.fullmatch(folder.name):
+                    raise ValueError(f"{folder} is not the folder of a seed")
+                if found := record.read_cell(folder, tokens):
+                    cells[arm, int(folder.name.removeprefix("seed_"))] = found
+            except ValueError as error:
+                say(f"left out: {error}")
+    return cells
+
+
+def summarise(out: Path, plan: dict, say) -> dict:
     """Compare the complete cells; writes the record, results.json and the figures into the study's folder."""
-    folders = ((arm, folder) for arm in arms.ARMS for folder in sorted((out / arm).glob("seed_*")))
-    cells = {(arm, int(folder.name.removeprefix("seed_"))): folder for arm, folder in folders}
-    cells = {cell: folder for cell, folder in cells.items() if is_complete(folder, plan["tokens"])}
-    record.update(out, cells, tuple(arms.ARMS))
+    record.update(out, complete_cells(out, plan["tokens"], say), tuple(arms.ARMS))
     # From the record, whose figures are rounded: it gives the same results again, on any machine.
     curves, ledger = record.read_curves(out), record.read_ledger(out)
     results = {**plan, "arms": compare(curves, plan["tokens"])}

@@ -10,6 +10,8 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
+
 from r3_ext.study.outcome import Curve, as_curve, curve_of
 from r3_ext.summary import GROUPS, read_metrics
 
@@ -25,6 +27,8 @@ Curves = dict[str, dict[int, Curve]]
 """By arm and seed."""
 Ledger = dict[str, dict[int, dict[str, int]]]
 """By arm, seed and column."""
+Cell = tuple[Curve, dict[str, int]]
+"""Curve and row of the ledger."""
 
 
 def read_curves(out: Path) -> Curves:
@@ -44,12 +48,12 @@ def read_ledger(out: Path) -> Ledger:
     return found
 
 
-def ledger_of(summary: dict, rows: list[dict]) -> dict[str, int]:
-    """A complete cell's row of the ledger, from its summary.json and the rows of its metrics.jsonl."""
+def ledger_of(summary: dict, reflection_tokens: int) -> dict[str, int]:
+    """A complete cell's row of the ledger, from its summary.json and a sum over its metrics.jsonl."""
     return {
         "steps": summary["steps"],
         "generated_tokens": summary["generated_tokens"],
-        "reflection_tokens": int(sum(row.get("reflection/tokens", 0) for row in rows)),
+        "reflection_tokens": reflection_tokens,
         **{f"groups_{name}": summary["groups"][name] for name in GROUPS},
         "replayed_rows": summary["replayed_rows"],
         "reflection_prompts": summary["reflection"]["prompts"],
@@ -57,13 +61,40 @@ def ledger_of(summary: dict, rows: list[dict]) -> dict[str, int]:
     }
 
 
-def update(out: Path, cells: dict[tuple[str, int], Path], order: tuple[str, ...]) -> None:
-    """Write the record anew with these complete cells (arm and seed: folder) added, arms in this order."""
+def read_cell(folder: Path, tokens: int) -> Cell | None:
+    """Curve and row of the ledger of a cell that ended well, its last validation behind the budget; None of others.
+
+    Raises:
+        ValueError: a file of it is not what a run writes.
+    """
+    file = folder / "summary.json"
+    if not file.exists():
+        return None
+    try:
+        summary = json.loads(file.read_text())
+        if summary["exit_code"] != 0:
+            return None
+        file = folder / "metrics.jsonl"
+        rows = read_metrics(file)
+        curve = curve_of(rows)
+        if not np.isfinite(curve).all():
+            raise ValueError
+        reflection_tokens = int(sum(row.get("reflection/tokens", 0) for row in rows))
+        file = folder / "summary.json"
+        counts = ledger_of(summary, reflection_tokens)
+        if not all(isinstance(count, int) for count in counts.values()):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        raise ValueError(f"{file} is not what a run writes") from None
+    return (curve, counts) if len(curve[0]) > 1 and curve[0][-1] >= tokens else None
+
+
+def update(out: Path, cells: dict[tuple[str, int], Cell], order: tuple[str, ...]) -> None:
+    """Write the record anew with these complete cells, by arm and seed, added, arms in this order."""
     curves, ledger = read_curves(out), read_ledger(out)
-    for (arm, seed), folder in cells.items():
-        rows = read_metrics(folder / "metrics.jsonl")
-        curves.setdefault(arm, {})[seed] = curve_of(rows)
-        ledger.setdefault(arm, {})[seed] = ledger_of(json.loads((folder / "summary.json").read_text()), rows)
+    for (arm, seed), (curve, counts) in cells.items():
+        curves.setdefault(arm, {})[seed] = curve
+        ledger.setdefault(arm, {})[seed] = counts
     points = [
         (arm, seed, int(tokens), round(float(accuracy), 4))
         for arm, seed, curve in _sorted(curves, order)

@@ -173,6 +173,25 @@ def test_another_plan_in_the_folder_is_refused_and_a_moved_model_is_not(tmp_path
             plan.begin(tmp_path, changed, [])
 
 
+@pytest.mark.parametrize("name", ["results.json", "problems.parquet", "anything"])
+def test_a_folder_of_others_stays_as_it_is(name, tmp_path, capsys):
+    (tmp_path / name).write_text("theirs")
+    assert command.main(["score", str(GOLDEN), "--out", str(tmp_path)]) == 2
+    assert f"holds {name} and no evaluation" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "theirs"
+
+
+def test_an_evaluation_that_was_killed_at_its_begin_goes_on(tmp_path, monkeypatch):
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    arguments = ["score", str(GOLDEN), "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "write_table", killed)
+        assert command.main(arguments) == 130
+    assert command.main(arguments) == 0
+
+
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
     with plan.only_writer(tmp_path), pytest.raises(EvaluationError, match="another `r3 eval` is writing here"):
         with plan.only_writer(tmp_path):
@@ -618,6 +637,8 @@ def test_a_base_or_run_that_cannot_answer_is_refused(tmp_path):
         (["--model", "m", "--benchmarks", "nothing"], "nothing is unknown, expected one of"),
         (["compare", "a"], "the following arguments are required: B"),
         (["score", "nowhere"], "nowhere: no such file or folder"),
+        (["score", "n" * 300], "cannot be read: File name too long"),
+        (["score", str(GOLDEN), "--out", "n" * 300], "cannot be made: File name too long"),
         (["hard", "--base", "nowhere"], "nowhere is not a folder of `r3 eval`"),
     ],
 )

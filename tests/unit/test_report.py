@@ -411,6 +411,7 @@ def test_errors_are_one_sentence_and_exit_code_2(tmp_path, capsys):
     (tmp_path / "torn.json").write_text('{"runs')
     (tmp_path / "file").write_text("")
     cases = {
+        ("n" * 300,): "cannot be read: File name too long",
         (str(tmp_path / "nowhere"),): "name a run folder or an experiment",
         (str(empty),): "no metrics yet",
         (str(folder), "--labels", "a", "b"): "got 2 for 1",
@@ -423,6 +424,20 @@ def test_errors_are_one_sentence_and_exit_code_2(tmp_path, capsys):
         assert main(list(arguments)) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name,out", [("report.html", ""), ("page.html", "page.html"), ("figures/groups.png", "")])
+def test_files_of_others_stay_and_own_ones_are_made_anew(name, out, tmp_path, capsys):
+    run, paper = write_run(tmp_path / "run", [training_row(1)]), tmp_path / "paper"
+    (paper / name).parent.mkdir(parents=True)
+    (paper / "table.html").write_text("<title>Table 1</title>")
+    (paper / name).write_text("theirs")
+    assert main([str(run), "--out", str(paper / out)]) == 2
+    assert "take another --out" in capsys.readouterr().err and (paper / name).read_text() == "theirs"
+    assert {path.name for path in paper.rglob("*") if path.is_file()} == {"table.html", Path(name).name}
+    (paper / name).unlink()
+    for other in ("", "second.html"):  # beside a page of ours the figures are ours
+        assert main([str(run), "--out", str(paper / other)]) == 0
 
 
 def test_the_closing_line_of_a_run_names_the_page_or_why_there_is_none(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from r3_ext import launch
+from r3_ext import launch, run_folder
 from r3_ext.cpu import warm_start
 from r3_ext.launch import ROOT
 from r3_ext.study import arms, command, figure, outcome
@@ -144,6 +144,31 @@ def test_a_cell_is_complete_when_it_ended_well_behind_the_budget(tmp_path):
     assert complete == {"done"} and not command.is_complete(tmp_path / "absent", 200)
 
 
+DAMAGED = [
+    *(("summary.json", text) for text in ("{", "[]", "{}", "5", '{"exit_code": 0}', "[" * 100_000)),
+    *(
+        ("metrics.jsonl", text)
+        for text in ("5\n", '{"val-core/a/acc/mean@1": "x"}\n', '{"val-core/a/acc/mean@1": NaN}\n')
+    ),
+]
+
+
+@pytest.mark.parametrize("name,text", DAMAGED)
+def test_a_damaged_cell_is_not_complete_and_named_in_the_summary(name, text, tmp_path, capsys):
+    for seed in range(2):
+        cell(tmp_path / "grpo" / f"seed_{seed}", (0.2, None, 0.4))
+    (tmp_path / "grpo" / "seed_backup").mkdir()
+    damaged = tmp_path / "grpo" / "seed_1"
+    (damaged / name).write_text(text)
+    assert not command.is_complete(damaged, 200)
+    (tmp_path / "study.json").write_text(json.dumps({"tokens": 200}))
+    assert command.main(["--summarise", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"left out: {damaged / name} is not what a run writes" in out
+    assert f"left out: {tmp_path}/grpo/seed_backup is not the folder of a seed" in out
+    assert set(command.record.read_curves(tmp_path)["grpo"]) == {0}
+
+
 def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path, capsys):
     for seed, end in enumerate((0.3, 0.4, 0.5)):
         cell(tmp_path / "grpo" / f"seed_{seed}", (0.2, None, end))
@@ -168,6 +193,12 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
 def cells_without_python(monkeypatch):
     """Cells are what `cell_command` says, started by `env`."""
     monkeypatch.setattr(command, "shared_interpreter", lambda profile: nullcontext(("env", None)))
+
+
+@pytest.fixture
+def cells_of_nothing(cells_without_python, monkeypatch):
+    """Cells that end at once and leave nothing."""
+    monkeypatch.setattr(command, "cell_command", lambda *args: ["true"])
 
 
 @pytest.mark.usefixtures("cells_without_python")
@@ -256,6 +287,71 @@ def test_dapo_is_validated_after_every_step_of_the_embedded_profile_only():
     assert frequencies("dapo", "embedded")[-1] == "trainer.test_freq=1"
     assert frequencies("r3", "embedded") == ["trainer.test_freq=5"]
     assert frequencies("dapo", "gpu_8x80gb") == []
+
+
+GRPO = ["--arms", "grpo", "--seeds", "0", "--tokens", "200", "--profile", "embedded"]
+
+
+def a_run(folder):
+    folder.mkdir(parents=True)
+    run_folder.append(folder, "start", arguments={})
+    return folder
+
+
+@pytest.mark.usefixtures("cells_of_nothing")
+@pytest.mark.parametrize("name", ["results.json", "grpo/run_0.log", "grpo/seed_0/starts.jsonl"])
+def test_a_folder_of_others_stays_as_it_is(name, tmp_path, capsys):
+    a_run(tmp_path / "grpo" / "seed_0")
+    with open(tmp_path / name, "a") as file:
+        file.write(" ")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert command.main([*GRPO, "--out", str(tmp_path)]) == 2
+    assert "and no study, and stays as it is; take another --out" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.usefixtures("cells_of_nothing")
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_cell_that_another_study_trains_is_left_alone(is_training, tmp_path, capsys):
+    command.check_plan(tmp_path, command.plan_of(command.parse(GRPO), "embedded"))
+    folder, said = a_run(tmp_path / "grpo" / "seed_0"), tmp_path / "grpo" / "run_0.log"
+    said.write_text("of the other")
+    with run_folder.held(folder) if is_training else nullcontext():
+        assert command.main([*GRPO, "--out", str(tmp_path)]) == 1
+    assert folder.exists() == is_training == (said.read_text() == "of the other")
+    assert ("is in use" in capsys.readouterr().out) == is_training
+
+
+def test_cells_of_other_data_do_not_join_a_study_and_those_of_moved_data_do(tmp_path, monkeypatch):
+    args = command.parse([])
+    monkeypatch.chdir(tmp_path)
+    files = {name: tmp_path / f"{name}.json" for name in ("DATA", "VAL_DATA")} | {"MODEL": tmp_path / "m/config.json"}
+    (tmp_path / "m").mkdir()
+    without = command.plan_of(args, "embedded")
+    assert not {*files} & {*without}, "an older study goes on"
+    for name, file in files.items():
+        file.write_text("[]")
+        monkeypatch.setenv(name, str((file.parent if name == "MODEL" else file).relative_to(tmp_path)))
+    with_all = command.plan_of(args, "embedded")
+    assert with_all["DATA"]["path"] == str(files["DATA"]) and with_all["MODEL"]["path"] == str(tmp_path / "m")
+    command.check_plan(tmp_path / "out", with_all)
+    with pytest.raises(ValueError, match="holds a study of other cells, DATA .*; VAL_DATA .*; MODEL .*, here None"):
+        command.check_plan(tmp_path / "out", without)
+    for name, file in files.items():
+        file.write_text("[1]")
+        with pytest.raises(ValueError, match=f"other cells, {name} [^;]*; take another --out"):
+            command.check_plan(tmp_path / "out", command.plan_of(args, "embedded"))
+        file.write_text("[]")
+    monkeypatch.setenv("DATA", str(files["DATA"].rename(tmp_path / "moved.json")))
+    command.check_plan(tmp_path / "out", command.plan_of(args, "embedded"))
+
+
+@pytest.mark.usefixtures("cells_of_nothing")
+@pytest.mark.parametrize("name", ["DATA", "VAL_DATA", "MODEL"])
+def test_what_a_cell_could_not_read_is_refused_before_the_plan_is_written(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(name, "/nowhere.parquet")
+    assert command.main([*GRPO, "--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]) == 2
+    assert "/nowhere.parquet: no such" in capsys.readouterr().out and not (tmp_path / "out").exists()
 
 
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
