@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ INSTRUCTION = " Please reason step by step, and put your final answer within \\b
 PROBLEM_COLUMNS = ("problem", "question")
 ANSWER_COLUMNS = ("answer", "final_answer")
 SUFFIXES = (".parquet", ".jsonl", ".json")
+
+MAX_DEPTH = 50
+"""Lists and groups in each other that a value of JSON may hold: many that read it count on Python's recursion."""
+HALF_A_CHARACTER = "holds half a character (a lone surrogate); write the text as UTF-8"
 
 RULES = (
     *("empty_problem", "empty_answer", "duplicate", "same_answer_other_form", "conflicting_answers"),
@@ -150,15 +155,58 @@ def read_file(path: Path) -> list[dict]:
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty")
     if path.suffix == ".parquet":
-        return read_parquet(path).to_pylist()
+        return to_rows(read_parquet(path), path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        rows = json.loads(text) if text.lstrip().startswith("[") else _read_lines(path, text)
+        rows = _loads(text) if text.lstrip().startswith("[") else _read_lines(path, text)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON in UTF-8 ({error})") from error
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path}: every row must be a JSON object with a problem and an answer")
+    for number, row in enumerate(rows):
+        for column, value in row.items():
+            if not is_utf8(column):
+                raise ValueError(f"{path}, row {number}: the column {column!r} {HALF_A_CHARACTER}")
+            if _is_deeper(value, MAX_DEPTH):
+                raise ValueError(f"{path}, row {number}: {column} is nested over {MAX_DEPTH} deep; leave it out")
     return rows
+
+
+def is_utf8(text: str) -> bool:
+    """Whether it can be written: JSON may hold half a character, "\\ud800"."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_deeper(value, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        groups = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for group in groups for item in group]
+    return bool(level)
+
+
+def to_rows(table: pa.Table | pa.RecordBatch, path: Path, first: int = 0) -> list[dict]:
+    """The rows as Python values. Raises ValueError with file, row and column for one that there is none for, such as a
+    date after the year 9999.
+
+    first: number of the first row in the file.
+    """
+    impossible = (ValueError, OverflowError)  # text that is not UTF-8 is the former
+    try:
+        return table.to_pylist()
+    except impossible as error:
+        for name in table.schema.names:
+            for number, value in enumerate(table[name]):
+                try:
+                    value.as_py()
+                except impossible as found:
+                    text = f"{path}, row {first + number}: {name} cannot be read ({first_line(found)})"
+                    raise ValueError(f"{text}; correct it or leave it out") from found
+        raise ValueError(f"{path}: not readable ({first_line(error)})") from error
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -193,10 +241,23 @@ def _read_lines(path: Path, text: str) -> list:
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         try:
-            rows += [json.loads(line)] if line.strip() else []
-        except json.JSONDecodeError as error:
+            rows += [_loads(line)] if line.strip() else []
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not a JSON object ({error}); one object per line") from error
     return rows
+
+
+def _loads(text: str):
+    """JSON. Raises json.JSONDecodeError, with the place also for a number that Python does not take, or RecursionError
+    for what is nested too deep."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        most = sys.get_int_max_str_digits()
+        place = re.search(rf"\d{{{most + 1}}}", text)
+        raise json.JSONDecodeError(f"a number of over {most:,} digits", text, place.start()) from error
 
 
 def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True) -> list[Problem]:
@@ -212,9 +273,11 @@ def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True
     problem_column = _pick_column(columns, PROBLEM_COLUMNS, "problem", file)
     answer_column = _pick_column(columns, ANSWER_COLUMNS, "answer", file) if need_answer else None
     for index, row in enumerate(rows):
-        for column in (problem_column, answer_column):
-            if isinstance(row.get(column), dict | bytes):
+        for column in (problem_column, answer_column, "source"):
+            if column != "source" and isinstance(row.get(column), dict | bytes):
                 raise ValueError(f"{file}, row {index}: {column} must be text, a number or a list of them")
+            if not is_utf8(_text(row.get(column))):
+                raise ValueError(f"{file}, row {index}: {column} {HALF_A_CHARACTER}")
     return [
         Problem(_text(row.get(problem_column)), _text(row.get(answer_column)), _text(row.get("source")) or name, index)
         for index, row in enumerate(rows)
@@ -308,9 +371,17 @@ def to_table(file: Path) -> pa.Table:
     for name in columns:
         try:
             arrays[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+        except UnicodeEncodeError as error:
+            row = next(number for number, row in enumerate(rows) if not is_utf8(_spelled(row.get(name))))
+            raise ValueError(f"{file}, row {row}: {name} {HALF_A_CHARACTER}") from error
+        except (pa.ArrowException, OverflowError) as error:
             raise ValueError(f"{file}: column {name} holds values of different kinds ({first_line(error)})") from error
     return pa.table(arrays)
+
+
+def _spelled(value) -> str:
+    """All texts in the value, in one."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def tables(source: str) -> pa.Table:

@@ -36,6 +36,9 @@ def model_and_data(
     for variable, key in VARIABLES.items():
         if key in given and key in named:
             raise ValueError(f"{variable}={given[key]} and the override {key}=... name the same thing: leave one out")
+        if key in given:
+            check_place(variable, given[key])
+    check_place("--cache", str(cache))
     try:
         given |= {key: fetched(Path(cache), given[key], say) for key in (TRAIN, VAL) if key in given}
         choose = embedded if profile == EMBEDDED else on_gpus
@@ -43,6 +46,12 @@ def model_and_data(
         return [override(key, value, Path(cache)) for key, value in chosen.items() if key not in named]
     except OSError as error:
         raise ValueError(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+
+
+def check_place(name: str, path: str) -> None:
+    """Refuse a path that cannot be used; one that does not exist passes."""
+    if fault := rows.path_fault(path):
+        raise ValueError(f"{name}={path if len(path) < 100 else path[:90] + '...'}: {fault}; give another path")
 
 
 def on_gpus(cache: Path, given: dict, named: set, tiny_model: dict, say, build: bool) -> dict:

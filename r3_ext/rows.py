@@ -5,6 +5,8 @@ verl and its rollout workers would find out in the middle of a run, or train on 
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,12 +92,30 @@ def open_rows(path: Path, wanted: Iterable[str]) -> tuple[list[str], int, Iterat
 
         file = pyarrow.parquet.ParquetFile(path)
         columns = file.schema_arrow.names
-        batches = file.iter_batches(batch_size=4096, columns=[name for name in wanted if name in columns])
-        return columns, file.metadata.num_rows, (row for batch in batches for row in batch.to_pylist())
+        # verl reads every column of a row, and Python has no date after the year 9999.
+        dates = [field.name for field in file.schema_arrow if re.search("date|timestamp|duration", str(field.type))]
+        chosen = [name for name in columns if name in {*wanted, *dates}]
+        return columns, file.metadata.num_rows, parquet_rows(file, path, chosen)
     from r3_ext.data import read_rows
 
     rows = read_rows(str(path))[0]
     return sorted({column for row in rows for column in row}), len(rows), iter(rows)
+
+
+def parquet_rows(file, path: Path, columns: list[str]) -> Iterator[dict]:
+    """Raises ValueError with file and row where a page is damaged or a value has no like in Python."""
+    import pyarrow
+
+    from r3_ext.data import first_line, to_rows
+
+    number = 0
+    try:
+        for batch in file.iter_batches(batch_size=4096, columns=columns):
+            yield from to_rows(batch, path, number)
+            number += batch.num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        found = f"{path}: damaged after row {number - 1}" if number else f"{path}: damaged"
+        raise ValueError(f"{found} ({first_line(error)}); copy or make it again") from error
 
 
 def spaced(rows: int) -> set[int]:
@@ -205,6 +225,20 @@ def is_text(value) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def path_fault(path: str) -> str | None:
+    """Why no file can have this path or be looked at under it; pathlib raises of it. None where there may be one."""
+    full = os.path.expanduser(path)
+    if full.startswith("~"):
+        return "there is no such home"
+    try:
+        os.stat(full)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def is_number(value) -> bool:

@@ -91,7 +91,9 @@ def file_findings(config: DictConfig, key: str, path: str) -> list[Finding]:
         advice = f"set {key}; examples/data_preprocess makes such files"
         return [Finding(FAIL, "data", f"{path} does not exist", advice)]
     except (OSError, ValueError) as error:
-        return [Finding(FAIL, "data", f"{path}: {str(error).splitlines()[0]}", "prepare the file again")]
+        found = str(error).splitlines()[0]
+        found = found if path in found else f"{path}: {found}"
+        return [Finding(FAIL, "data", found, "prepare the file again")]
     name = data.path.name
     if data.rows == 0:
         return [Finding(FAIL, "data", f"{name} has no rows", f"set {key} to a file with data")]

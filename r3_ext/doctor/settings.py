@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, Finding, is_r3
+from r3_ext.rows import path_fault
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,43 +35,95 @@ POSITIVE = (f"{ACTOR}.optim.lr", f"{ROLLOUT}.temperature", f"{ACTOR}.clip_ratio"
 SHARES = (f"{ROLLOUT}.top_p", f"{ROLLOUT}.gpu_memory_utilization")
 
 
-@lru_cache(maxsize=1)
-def known_values() -> dict[str, object]:
-    """What verl's and the recipe's own files hold: their types are the types of the settings."""
-    from r3_ext.config import compose_config, resolved  # imports hydra, without which the doctor says so
+FILES = ("data.train_files", "data.val_files")
+PATHS = ("actor_rollout_ref.model.path", "trainer.default_local_dir", "algorithm.r3.history.path")
+TEXTS = (*PATHS, "data.prompt_key", "trainer.device", "trainer.v1.trainer_mode", "reward.reward_manager.name")
+"""Neither null nor a list: verl and the doctor open a file, or look up a name, under them."""
+SECTIONS_OR_NULL = ("reward.reward_kwargs",)
+RESUME_MODES = ("auto", "disable", "resume_path")
 
-    return resolved(compose_config([]))
+
+def tree(config: DictConfig) -> dict[str, object]:
+    """All settings, interpolations resolved. Raises ValueError where one names what there is not."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error).replace("\n", ", ")) from error
+
+
+@lru_cache(maxsize=4)
+def known_values(engine: str) -> dict[str, object]:
+    """What verl's and the recipe's own files hold: their types are the types of the settings.
+
+    engine: verl's `model_engine`, a choice of files: each has settings of its own.
+    """
+    from r3_ext.config import compose_config  # imports hydra, without which the doctor says so
+
+    return tree(compose_config([f"model_engine={engine}"]))
 
 
 def wrong_values(config: DictConfig) -> list[str]:
-    """Settings whose value is of another kind than the known one, or a count that verl would trip over later.
+    """Settings that are gone, or of another kind than the known one, or that verl would trip over later.
 
     Each as "<full key> must <rule>, got <value>".
     """
-    from r3_ext.config import resolved
+    given = tree(config)
+    return list(wrong_in(given, known_values(given.get("model_engine"))))
 
-    given, known = resolved(config), known_values()
-    problems = []
-    for key, value in given.items():
-        default, is_bool = known.get(key), isinstance(value, bool)
-        is_number = isinstance(value, int | float) and not is_bool
-        rule = None
-        if key in COUNTS or (key in COUNTS_OR_NULL and value is not None):
-            ok = is_number and isinstance(value, int) and value >= 1
-            rule = None if ok else "be a whole number of at least 1" + (" or null" if key in COUNTS_OR_NULL else "")
-        elif key in INTEGERS:
-            rule = None if is_number and isinstance(value, int) else "be a whole number (-1: never, or all)"
-        elif key in POSITIVE:
-            rule = None if is_number and math.isfinite(value) and value > 0 else "be a number > 0"
-        elif key in SHARES:
-            rule = None if is_number and 0 < value <= 1 else "be in (0, 1]"
-        elif isinstance(default, bool):
-            rule = "be true or false" if isinstance(value, str | list | dict) else None
-        elif isinstance(default, int | float):
-            rule = None if value is None or is_number else "be a number"
-        if rule:
-            problems.append(f"{key} must {rule}, got {value!r}")
-    return problems
+
+def wrong_in(given: dict, known: dict, prefix: str = "") -> Iterator[str]:
+    """The problems of one section and of those in it; what is unknown was added, and is left to verl."""
+    if missing := [prefix + name for name in known if name not in given]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        yield f"{', '.join(missing[:3])}{more} must be there, and an override has deleted it"
+    for name, default in known.items():
+        key = prefix + name
+        if name not in given:
+            continue
+        if isinstance(default, dict) and default:
+            if isinstance(given[name], dict):
+                yield from wrong_in(given[name], default, f"{key}.")
+            elif given[name] is not None or key not in SECTIONS_OR_NULL:
+                yield f"{key} must be a section with settings, got {given[name]!r}"
+        elif rule := broken_rule(key, given[name], default):
+            yield f"{key} must {rule}, got {given[name]!r}"
+
+
+def broken_rule(key: str, value, default) -> str | None:
+    """What the value would have to be, or None where it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if key in COUNTS or (key in COUNTS_OR_NULL and value is not None):
+        ok = is_number and isinstance(value, int) and value >= 1
+        return None if ok else "be a whole number of at least 1" + (" or null" if key in COUNTS_OR_NULL else "")
+    if key in INTEGERS:
+        return None if is_number and isinstance(value, int) else "be a whole number (-1: never, or all)"
+    if key in POSITIVE:
+        return None if is_number and math.isfinite(value) and value > 0 else "be a number > 0"
+    if key in SHARES:
+        return None if is_number and 0 < value <= 1 else "be in (0, 1]"
+    if key in TEXTS and not (isinstance(value, str) and value):
+        return "be a text (a number in quotes is one: \"key='5'\")"
+    if key in PATHS and (fault := path_fault(value)):
+        return f"be a path that can be used ({fault})"
+    if key == "trainer.resume_mode":
+        return None if value in RESUME_MODES else f"be one of {', '.join(RESUME_MODES)}"
+    if key in (*FILES, "trainer.logger"):
+        texts = value if isinstance(value, list) else [value]
+        ok = all(isinstance(text, str) for text in texts) and (texts or key not in FILES)
+        if not ok:
+            return "be a text or a list of texts"
+        faults = [fault for text in texts if (fault := path_fault(text))] if key in FILES else []
+        return f"be paths that can be used ({faults[0]})" if faults else None
+    if isinstance(default, bool):
+        return "be true or false" if isinstance(value, str | list | dict) else None
+    if isinstance(default, int | float):
+        return None if value is None or is_number else "be a number"
+    if isinstance(default, str | list):
+        return None if value is None or isinstance(value, str | list) else "be a text or a list"
+    return None
 
 
 def check_values(config: DictConfig) -> list[Finding]:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
 from r3_ext import cli, data, launch
+from r3_ext.config import EXAMPLE_CONFIG
 from r3_ext.cpu import tiny_model
 from r3_ext.doctor import command, data_files, gpus, installation, machine, model_files, prompts, settings, storage
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
@@ -592,16 +593,44 @@ class TestConfig:
             ("actor_rollout_ref.actor.entropy_coeff=[1]", "actor.entropy_coeff must be a number, got [1]"),
             ("actor_rollout_ref.rollout.top_p=1.5", "actor_rollout_ref.rollout.top_p must be in (0, 1], got 1.5"),
             ("trainer.experiment_name=${nothing}", "nothing"),
+            ("trainer.experiment_name=5", "trainer.experiment_name must be a text or a list, got 5"),
+            ("trainer.v1=null", "trainer.v1 must be a section with settings, got None"),
+            ("reward.reward_manager=null", "reward.reward_manager must be a section with settings"),
+            ("algorithm.r3.history=null", "algorithm.r3.history must be a section with settings"),
+            ("++actor_rollout_ref=null", "actor_rollout_ref must be a section with settings"),
+            ("actor_rollout_ref.rollout=5", "actor_rollout_ref.rollout must be a section with settings, got 5"),
+            ("actor_rollout_ref.model=null", "actor_rollout_ref.model must be a section with settings"),
+            ("~data", "more must be there, and an override has deleted it"),
+            ("~actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.n must be there, and an override has deleted"),
+            ("data.train_files=5", "data.train_files must be a text or a list of texts, got 5"),
+            ("data.val_files=[a,null]", "data.val_files must be a text or a list of texts, got ['a', None]"),
+            ("data.prompt_key=5", "data.prompt_key must be a text"),
+            ("trainer.logger=5", "trainer.logger must be a text or a list of texts, got 5"),
+            ("trainer.resume_mode=nope", "trainer.resume_mode must be one of auto, disable, resume_path, got 'nope'"),
+            *((f"{key}='~nosuchuser/a'", f"{key} must be a path that can be used (there") for key in settings.PATHS),
+            *((f"{key}={'a' * 300}", f"{key} must be paths that can be used (File") for key in settings.FILES),
+            *((f"{key}={value}", f"{key} must be a text") for key in settings.PATHS for value in ("null", "5", "[a]")),
         ],
     )
-    def test_a_value_of_the_wrong_kind_is_the_only_finding(self, override, found):
-        (finding,) = command.diagnose(compose_config(["+profile=embedded", "+method=r3", override]))
-        assert finding.level == FAIL and found in finding.found
+    def test_values_of_the_wrong_kind_are_the_only_findings(self, override, found):
+        findings = command.diagnose(compose_config(["+profile=embedded", "+method=r3", override]))
+        assert {(finding.level, finding.check) for finding in findings} == {(FAIL, "config")}
+        assert sum(found in finding.found for finding in findings) == 1
 
-    def test_no_value_of_ours_is_of_the_wrong_kind(self, composed):
-        others = [("gpu_8x80gb_7b", "r3_paper"), ("gpu_1x24gb", "dapo")]
-        configs = [compose_config([f"+profile={profile}", f"+method={method}"]) for profile, method in others]
-        assert [settings.wrong_values(config) for config in (*composed.values(), *configs)] == [[]] * 4
+    @pytest.mark.parametrize("profile", sorted(path.stem for path in (EXAMPLE_CONFIG / "profile").glob("*.yaml")))
+    def test_no_value_of_ours_is_of_the_wrong_kind(self, profile):
+        for method in (path.stem for path in (EXAMPLE_CONFIG / "method").glob("*.yaml")):
+            assert settings.wrong_values(compose_config([f"+profile={profile}", f"+method={method}"])) == [], method
+
+    def test_what_verl_takes_is_let_through(self):
+        """Other engines have other settings; null where verl asks for it; texts where there are lists, and lists."""
+        for overrides in (
+            ["model_engine=megatron"],
+            ["data.train_files=[a,b]", "trainer.logger=console", "trainer.resume_mode=resume_path"],
+            ["reward.reward_kwargs=null", "algorithm.r3.replay.reflected_unless=null", "trainer.logger=[]"],
+            ["skip.rollout_tq.steps=[1,2]", "skip.rollout_tq.enable=True", "+trainer.mine=5", "data.seed=null"],
+        ):
+            assert settings.wrong_values(compose_config(overrides)) == [], overrides
 
     def test_lengths(self, config):
         config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 600

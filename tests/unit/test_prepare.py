@@ -228,7 +228,65 @@ def short_file(path: Path) -> Path:
     return path
 
 
+def late(path: Path, column: str) -> Path:
+    """Two rows, the second of which has a date of the year 37648 in a column."""
+    table = pa.Table.from_pylist([verl_row("a"), verl_row("b")] if column == "level" else [{"problem": "a"}] * 2)
+    place = table.schema.get_field_index(column)
+    dates = pa.array([1, 2**50], pa.timestamp("ms"))
+    pq.write_table(table.set_column(place, column, dates) if place >= 0 else table.append_column(column, dates), path)
+    return path
+
+
+def damaged(path: Path) -> Path:
+    """The end of the file is whole, and so is the schema there; the first pages are not."""
+    content = bytearray(verl_file(path, *map(str, range(5000))).read_bytes())
+    content[60:400] = bytes(340)
+    path.write_bytes(content)
+    return path
+
+
+def lines(path: Path, *texts: str) -> Path:
+    path.write_text("\n".join(texts))
+    return path
+
+
+DEEP = "[" * 900 + "1" + "]" * 900
+GOOD = '{"problem": "a", "answer": "1"}'
 WRONG = {
+    "date in a raw answer": (lambda d: late(d / "a.parquet", "answer"), "a.parquet, row 1: answer cannot be read"),
+    "date in a row": (lambda d: late(d / "a.parquet", "level"), "a.parquet, row 1: level cannot be read"),
+    "damaged page": (lambda d: damaged(d / "a.parquet"), "a.parquet: damaged .*; copy or make it again"),
+    "deep answer": (
+        lambda d: lines(d / "a.jsonl", GOOD, f'{{"problem": "a", "answer": {DEEP}}}'),
+        "a.jsonl, row 1: answer is nested over 50 deep",
+    ),
+    "deep column": (
+        lambda d: lines(d / "a.jsonl", json.dumps(verl_row("a"))[:-1] + f', "extra": {DEEP}}}'),
+        "a.jsonl, row 0: extra is nested over 50 deep",
+    ),
+    "long number": (
+        lambda d: lines(d / "a.jsonl", GOOD, f'{{"problem": "a", "answer": {"7" * 5000}}}'),
+        "a.jsonl, line 2: .*a number of over 4,300 digits",
+    ),
+    "long number in a list": (
+        lambda d: lines(d / "a.json", f"[{GOOD},", f'{{"problem": "a", "answer": {"7" * 5000}}}]'),
+        "a.json: .*a number of over 4,300 digits: line 2 column 28",
+    ),
+    "half a character": (
+        lambda d: write_lines(d / "a.jsonl", [{"problem": "a", "answer": "1"}, {"problem": "\ud800", "answer": "1"}]),
+        "a.jsonl, row 1: problem holds half a character",
+    ),
+    "half a character elsewhere": (
+        lambda d: write_lines(d / "a.jsonl", [verl_row("a"), verl_row("b", extra_info={"a": ["\ud800"]})]),
+        "a.jsonl, row 1: extra_info holds half a character",
+    ),
+    "half a character in a name": (
+        lambda d: write_lines(d / "a.jsonl", [verl_row("a"), verl_row("b") | {"\ud800": 1}]),
+        "a.jsonl, row 1: the column .* holds half a character",
+    ),
+    "long name": (lambda d: "a" * 300, "DATA=aaa.*: File name too long; give another path"),
+    "long path": (lambda d: d / ("a" * 300), "DATA=/.*: File name too long; give another path"),
+    "no such home": (lambda d: "~nosuchuser/x", "DATA=~nosuchuser/x: there is no such home; give another path"),
     "missing": (lambda d: d / "none.parquet", "no such file or folder"),
     "empty folder": (lambda d: d, "no data file found"),
     "empty file": (lambda d: write_lines(d / "a.parquet", []), "the file is empty"),
@@ -266,6 +324,10 @@ WRONG = {
 }
 
 
+FEW_ROWS = ("no usable row", "empty group", "mixed columns", "half a character elsewhere")
+"""Of these the tiny model says first that it wants more rows."""
+
+
 @pytest.mark.parametrize(
     "variable, profile", [("DATA", "gpu_1x80gb"), ("VAL_DATA", "gpu_1x80gb"), ("DATA", "embedded")]
 )
@@ -273,7 +335,7 @@ WRONG = {
 def test_wrong_data_is_one_sentence(tmp_path, prepared, case, variable, profile):
     (tmp_path / "d").mkdir()
     make, message = WRONG[case]
-    if profile == "embedded" and case in ("no usable row", "empty group", "mixed columns"):
+    if profile == "embedded" and case in FEW_ROWS:
         message = "the tiny model is taught 192 problems"
     with pytest.raises(ValueError, match=message) as error:
         prepared(profile, build=False, **{variable: make(tmp_path / "d")})
@@ -285,6 +347,19 @@ def test_wrong_data_is_one_sentence(tmp_path, prepared, case, variable, profile)
 def test_a_model_that_is_not_there(prepared, source):
     with pytest.raises(ValueError, match="no such folder; name the folder of a model"):
         prepared(MODEL=source, build=False)
+
+
+@pytest.mark.parametrize("source", ["a" * 300, f"/{'a' * 300}", "~nosuchuser/x"])
+def test_a_model_at_an_impossible_place(prepared, source):
+    with pytest.raises(ValueError, match="^MODEL=.*: (File name too long|there is no such home); give another path"):
+        prepared(MODEL=source, build=False)
+
+
+@pytest.mark.parametrize("build", [True, False])
+def test_a_cache_that_links_to_itself(tmp_path, prepared, build):
+    (tmp_path / "cache").symlink_to("cache")
+    with pytest.raises(ValueError, match="^--cache=.*: Too many levels of symbolic links; give another path"):
+        prepared("embedded", build=build)
 
 
 STRANGE = [

@@ -121,6 +121,17 @@ def test_any_row_of_any_kind_of_file_is_read(tmp_path, kind):
         assert content[number]["prompt"] in data.sample
 
 
+def test_a_date_without_like_in_python_is_told_beyond_the_first_batch(tmp_path):
+    dates = pa.array([0] * 4999 + [2**50], pa.timestamp("ms"))
+    table = pa.Table.from_pylist([GOOD] * 5000)
+    for column in ("extra_info", "when"):
+        values = pa.StructArray.from_arrays([dates], ["at"]) if column == "extra_info" else dates
+        kept = table.drop_columns(["extra_info"]) if "extra_info" in table.column_names else table
+        pq.write_table(kept.append_column(column, values), tmp_path / f"{column}.parquet")
+        with pytest.raises(ValueError, match=f"{column}.parquet, row 4999: {column} cannot be read"):
+            rows.read(tmp_path / f"{column}.parquet")
+
+
 def test_sample_is_evenly_spaced():
     assert rows.spaced(3) == {0, 1, 2} and rows.spaced(128) == set(range(0, 128, 2)) and rows.spaced(0) == set()
 
