@@ -31,17 +31,16 @@ from r3_ext import supervise
 from r3_ext.config import check_choice, compose_config
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
-from r3_ext.evaluate.plan import fingerprint
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT
-from r3_ext.prepare import VARIABLES, digest, model_and_data
+from r3_ext.prepare import model_and_data
 from r3_ext.run_folder import claim, held, is_run
 from r3_ext.start import no_rambling
 from r3_ext.study import arms, figure, record
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
+from r3_ext.study.plan import check_plan, plan_of, read_plan
 from r3_ext.summary import read_metrics
 
-PLAN = "study.json"
 SEED = re.compile(r"seed_(0|-?[1-9][0-9]*)")
 
 
@@ -114,65 +113,6 @@ def check(args: argparse.Namespace, profile: str) -> None:
                 claim((args.out / arm / f"seed_{seed}").absolute())
         check_plan(args.out, plan_of(args, profile))
     record.read_curves(args.out), record.read_ledger(args.out)
-
-
-def read_plan(out: Path) -> dict:
-    file = out / PLAN
-    if not file.exists():
-        raise ValueError(f"{out} holds no study; --out names its folder")
-    try:
-        plan = json.loads(file.read_text())
-        if plan["tokens"] > 0:
-            return plan
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise ValueError(f"{file} is not the plan of a study")
-
-
-def plan_of(args: argparse.Namespace, profile: str) -> dict:
-    """What the cells of a study share. Cells of another plan do not compare with them."""
-    plan = {"tokens": args.tokens, "profile": profile, "overrides": args.overrides}
-    plan |= {name: source_of(name, os.environ[name]) for name in VARIABLES if os.environ.get(name)}
-    if profile == EMBEDDED_PROFILE:
-        from r3_ext.cpu import warm_start  # imports torch, which is slow
-
-        plan |= {"settings": list(arms.EMBEDDED), "warm_start": warm_start.VERSION}
-    if args.rambling:
-        plan["rambling"] = True
-    return plan
-
-
-def source_of(name: str, value: str) -> dict[str, str]:
-    """What DATA, VAL_DATA or MODEL stands for: its absolute path, or name on the hub, and a digest of what it holds."""
-    path = Path(value).expanduser()
-    if not path.exists():
-        return {"path": value, "digest": digest([value])}
-    return {"path": str(path.resolve()), "digest": fingerprint(path) if name == "MODEL" else digest([value])}
-
-
-def without_place(value):
-    """A value of a plan as another machine would have it, where DATA may lie elsewhere."""
-    return value.get("digest") if isinstance(value, dict) else value
-
-
-def check_plan(out: Path, plan: dict) -> None:
-    """Write the plan of a new study.
-
-    Raises:
-        ValueError: the one in `out` is another, or there is none among files of others.
-    """
-    file = out / PLAN
-    if file.exists():
-        known = read_plan(out)
-        changed = [key for key in {**known, **plan} if without_place(known.get(key)) != without_place(plan.get(key))]
-        differences = "; ".join(f"{key} {known.get(key)}, here {plan.get(key)}" for key in changed)
-        if changed:
-            raise ValueError(f"{out} holds a study of other cells, {differences}; take another --out")
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    if found := sorted(path.name for path in out.iterdir()):
-        raise ValueError(f"{out} holds {', '.join(found[:3])} and no study, and stays as it is; take another --out")
-    file.write_text(json.dumps(plan, indent=2) + "\n")
 
 
 @contextmanager
