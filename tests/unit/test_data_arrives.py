@@ -18,6 +18,8 @@ from r3_ext.launch import compose_config
 from recipe.r3.query_ids import make_query_id
 from recipe.r3.r3_trainer import R3Trainer
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     "x^2",
     "求",

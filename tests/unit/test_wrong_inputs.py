@@ -17,6 +17,7 @@ from r3_ext import cli, launch, run_folder
 from r3_ext.config import compose_config
 from r3_ext.start import settle
 
+pytestmark = pytest.mark.slow
 SOURCES = ("DATA", "VAL_DATA", "MODEL", "R3_PROFILE", "R3_DEVICE")
 
 
