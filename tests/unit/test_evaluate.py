@@ -482,7 +482,7 @@ GOOD = {"problem": "p", "answer": "1", "responses": ["x"]}
         ({**GOOD, "response_tokens": {"a": 1}}, "row 1: response_tokens must be"),
         ({**GOOD, "response_tokens": True}, "row 1: response_tokens must be"),
         ({**GOOD, "responses": ["\ud800"]}, "row 1: responses must be a list of texts"),
-        ({**GOOD, "problem": "\ud800"}, "row 1: problem must be text in UTF-8"),
+        ({**GOOD, "problem": "\ud800"}, "row 1: problem holds half a character"),
         ({**GOOD, "answer": None}, "row 1: answer must not be empty"),
         (5, "every row must be a JSON object"),
     ],

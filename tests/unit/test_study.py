@@ -294,7 +294,8 @@ GRPO = ["--arms", "grpo", "--seeds", "0", "--tokens", "200", "--profile", "embed
 
 def a_run(folder):
     folder.mkdir(parents=True)
-    run_folder.append(folder, "start", arguments={})
+    arguments = {"options": {}, "sources": {}, "overrides": []}
+    run_folder.append(folder, "start", folder=str(folder), files={}, arguments=arguments)
     return folder
 
 
