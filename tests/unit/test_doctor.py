@@ -21,6 +21,8 @@ from r3_ext.doctor.network import check_network
 from r3_ext.launch import compose_config
 from r3_ext.units import GIB, human
 
+pytestmark = pytest.mark.slow
+
 Usage = namedtuple("Usage", "total used free")
 MODEL_CONFIG = {
     "model_type": "qwen2",

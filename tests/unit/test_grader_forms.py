@@ -8,6 +8,8 @@ import pytest
 from recipe.r3.answer_text import MAX_ANSWER_CHARS
 from recipe.r3.grader_pool import grade
 
+pytestmark = pytest.mark.slow
+
 EQUAL = r"""
 x=2,y=3 | (2,3) | 2, 3 | (x,y)=(2,3) | (y,x)=(3,2) | y=3 \text{ and } x=2 | \{x=2,y=3\} | x=2, 3
 x=2,y=3 | 3=y, 2=x | (x=2, y=3)

@@ -14,6 +14,8 @@ from r3_ext import convert, data, hub, prepare
 from r3_ext.cpu import warm_start
 from r3_ext.launch import compose_config
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN, VAL, MODEL = prepare.TRAIN, prepare.VAL, prepare.MODEL
 

@@ -17,6 +17,8 @@ from r3_ext.doctor import network
 from r3_ext.doctor.finding import FAIL, OK, WARN
 from r3_ext.launch import compose_config
 
+pytestmark = pytest.mark.slow
+
 LISTEN = """
 import socket, sys
 server = socket.create_server(("0.0.0.0", 0))

@@ -15,6 +15,8 @@ from r3_ext.report.bands import T_975, interval, limits, seed_band, smooth, thin
 from r3_ext.report.command import main, write
 from r3_ext.report.runs import Arm, ReportError, Run, arms_of, find_folders, generated_tokens, load_run
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<img src=x onerror=alert(1)>&\"'$x_{1}$\x00\x1b[31m\ud800"
 
 

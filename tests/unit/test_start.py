@@ -14,6 +14,8 @@ from r3_ext.metrics_file import MetricsFile
 from r3_ext.start import settle
 from r3_ext.summary import over_starts, read_cut, read_metrics, seconds_of
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = (
     "a=b,c",
     "it's",
