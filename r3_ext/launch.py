@@ -30,6 +30,7 @@ from r3_ext import private_network, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted
 from r3_ext.console import RunDisplay, closing_table
+from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
 from r3_ext.failure import error_lines
@@ -67,9 +68,10 @@ def parse(argv: list[str], resume: bool) -> argparse.Namespace:
     parser.add_argument("--profile", help="file in examples/config/profile (default: R3_PROFILE, or by this machine)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--cache", type=Path, help="prepared data and the tiny model (default: .cache)")
-    parser.add_argument("--warm-start-steps", type=int, help="training of the tiny model (default: 240)")
+    parser.add_argument("--warm-start-steps", type=int, help="training of the tiny model (default: 480)")
     parser.add_argument(
-        "--rambling", action="store_true", default=None, help="a tiny model that often runs into the response limit"
+        "--world",
+        help="what the tiny model knows and how it fails, such as seed=3,mistaken=0 (r3_ext/cpu/world.py)",
     )
     parser.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
     parser.add_argument("--no-report", action="store_true", help="leave report.html out")
@@ -260,7 +262,7 @@ def main(argv: list[str], resume: bool = False) -> int:
 def tiny_model(start: Start) -> dict:
     """Settings of the embedded profile's model."""
     steps = start.options["warm_start_steps"]
-    return {"rambling": start.options["rambling"]} | ({} if steps is None else {"steps": steps})
+    return {"world": parse_world(start.options["world"] or "")} | ({} if steps is None else {"steps": steps})
 
 
 def prepare(start: Start, places: list[str], say) -> tuple[list[str], DictConfig, Changes]:
@@ -331,7 +333,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     summary = summarise(
         rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds_total=seconds_of(starts)
     )
-    summary |= over_starts(starts, cut) | {"exit_code": code}
+    summary |= over_starts(starts, cut) | {"exit_code": code, "updates": summary["steps"] * updates_of_step(config)}
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if summary["steps"]:
         console.print(closing_table(summary))
@@ -347,6 +349,12 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     say(f"the run ended with exit code {code}; see {os.path.relpath(folder / 'run.log')}")
     say("\n".join(error_lines(folder / "run.log", log_begins)))
     return code
+
+
+def updates_of_step(config: DictConfig) -> int:
+    """Optimizer steps of a training step."""
+    actor = config.actor_rollout_ref.actor
+    return config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
 
 
 def report_line(folder: Path, limit_s: float = 300) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from r3_ext import convert, data, rows
 from r3_ext.config import quoted
+from r3_ext.cpu.world import World
 
 EMBEDDED = "embedded"
 TRAIN, VAL, MODEL = "data.train_files", "data.val_files", "actor_rollout_ref.model.path"
@@ -97,9 +98,9 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
     if steps is not None and steps < 1:
         raise ValueError(f"--warm-start-steps must be at least 1, got {steps}")
     own_model = MODEL in given or MODEL in named
-    if own_model and (steps is not None or tiny_model.get("rambling")):
+    if own_model and (steps is not None or tiny_model.get("world", World()) != World()):
         raise ValueError(
-            "--warm-start-steps and --rambling concern the tiny model that is built here: leave them out, "
+            "--warm-start-steps and --world concern the tiny model that is built here: leave them out, "
             f"or unset MODEL and {MODEL}"
         )
     if VAL in given:

@@ -12,6 +12,7 @@ from r3_ext import changes as changing
 from r3_ext import private_network
 from r3_ext.changes import Changes
 from r3_ext.config import HYDRA, ROOT, check_choice, quoted, resolved
+from r3_ext.cpu import world
 from r3_ext.metrics_file import split
 from r3_ext.prepare import EMBEDDED
 from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, missing, read_starts
@@ -172,8 +173,8 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: str) -> Star
     if "cache" in given["options"]:
         given["options"]["cache"] = os.path.realpath(args.cache)
     start = _later(folder, given, args.change) if folder else _new(args, given, default_profile)
-    if start.options["rambling"] and (error := no_rambling(start.profile, start.sources.get("DATA"))):
-        raise ValueError(error)
+    if start.options["world"]:
+        check_world(start.options["world"], start.profile, start.sources.get("DATA"))
     check_choice("profile", start.profile)
     os.environ.update(start.sources)
     return start
@@ -185,7 +186,6 @@ def _new(args: argparse.Namespace, given: dict, default_profile: str) -> Start:
     defaults = {name: None for name in changing.OPTIONS} | {
         "method": "r3",
         "profile": os.environ.get("R3_PROFILE") or default_profile,
-        "rambling": False,
         "wandb": False,
         "cache": str(ROOT / ".cache"),
     }
@@ -215,11 +215,13 @@ def _absolute(source: str) -> str:
     return os.path.abspath(path) if os.path.exists(path) else source
 
 
-def no_rambling(profile: str, data: str | None) -> str | None:
-    """Why --rambling has no meaning here, or None."""
-    if profile == EMBEDDED and not data:
-        return None
-    return "--rambling concerns the problems that the embedded profile generates; leave it out, or unset DATA"
+def check_world(text: str, profile: str, data: str | None) -> None:
+    """Raise ValueError where --world has no meaning or is none."""
+    if profile != EMBEDDED or data:
+        raise ValueError(
+            "--world concerns the problems that the profile embedded generates; leave it out, or unset DATA"
+        )
+    world.parse(text)
 
 
 def _hydra_value(value: str | list[str]) -> str:

@@ -11,37 +11,47 @@ find its place among steps that repeat themselves would be beyond a model of thi
 wrong digit, one or two above the right one. So some problems are solved always, some sometimes and some almost never,
 and what the last kind needs can be learned from others with the same facts. No step scales a mistake, so it takes five
 of them to cancel: right answers from wrong working would otherwise be rewarded, and hard problems teach wrong facts.
-Long working may also ramble on past the response limit.
+
+Answers are cut off for two reasons. Some are written at length, every step with a word before and one after it: of
+five or six steps they do not end within the response limit, and are right as far as they go. Some get stuck at a step
+and guess at its digit for ever. The first have many possible words at few places, the second a few digits everywhere:
+the entropies by which R^3's ranking reward tells one from the other. How many of each there are is the `World`'s.
 
 Rows have the schema of `r3_ext.data`, data source "arithmetic".
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from r3_ext import data
+from r3_ext.cpu.world import LEVELS, World
 
 NAME = "arithmetic"
 LETTERS = "abcdef"
-LEVELS = len(LETTERS)
 STEPS = [("+", 2), ("+", 3), ("+", 6), ("-", 1), ("-", 3), ("-", 5)]
 P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.002
 """Probability that a fact of each kind is told right in the warm start."""
-SHARES = (0.7, 0.05, 0.25)
-"""Shares of the three kinds among the facts. Few are shaky: then most groups are all right or all wrong, and that is
-where the methods of a study differ."""
-P_RAMBLE = {1: 0.01, 2: 0.01, 3: 0.01, 4: 0.05, 5: 0.2, 6: 0.25}
-"""Probability of a step to be the start of a ramble, by difficulty. At five and six steps most answers ramble: whole
-groups are cut off, and the ranking reward has work to do."""
-P_RAMBLE_OFTEN = {level: 0.01 if level <= 2 else 0.125 * min(level - 2, 2) for level in range(1, LEVELS + 1)}
-"""The same where hard groups are to hold several truncated members, for the ranking reward."""
+SHAKY = 0.1
+"""Share of the facts that are told right half of the time. Few: then most groups are all right or all wrong, and that
+is where the methods of a study differ."""
+BEFORE = (
+    "now next then so first look take go write see count start well right okay again from here onward say keep simply "
+    "note given plainly calmly step turn today onwards"
+).split()
+AFTER = (
+    "Fine.|Good.|Sure.|Yes.|Done.|True.|Clear.|Nice.|Great.|Easy.|Safe.|Sound.|Solid.|Neat.|Exact.|Proper.|Settled.|"
+    "Certain.|Alright.|Correct.|Checked.|Noted.|Kept.|Agreed.|Perfect.|Simple.|Steady.|Tidy.|Whole.|Firm."
+).split("|")
+"""Words of the answers at length, as many as may be: each place that takes one has an entropy of about 3.4 nats."""
 RAMBLE = (
     "Wait.|Hmm.|Let me think again.|Maybe not.|Is that so?|Let me check.|That is not clear.|Try another way.|"
     "Start over.|I am not sure.|What if I am wrong?|Go back.|Once more.|No.|It could be more.|It could be less.|"
     "Look at it again.|Slowly now.|So what?|Perhaps.|Still no."
 ).split("|")
 VERBS = {"+": "Add {}.", "-": "Subtract {}."}
+SHORT, CUT_OFF_CHARS = 4, 100
+"""Steps of the longest problem whose answers at length fit; where longer ones are cut off, about."""
 _MOST_REPEATS = 200
 
 
@@ -72,50 +82,90 @@ class Task:
 
     def solution(self) -> str:
         """Step-by-step text that ends in the boxed answer; the opening <think> belongs to the chat template."""
-        return self.attempt(lambda value, operator, operand: apply(operator, value, operand))
+        return self.attempt(truth)
 
-    def attempt(self, tell: Callable[[int, str, int], int | str]) -> str:
-        """The same with what `tell(value, operator, operand)` says of each step: a digit, or a text to end with."""
+    def attempt(
+        self, tell: Callable[[int, str, int], int | str], words: Callable[[], tuple[str, str]] | None = None
+    ) -> str:
+        """The same with what `tell(value, operator, operand)` says of each step: a digit, or a text to end with.
+
+        words: the word before and that after a step, of an answer at length.
+        """
         value, written = self.start, []
         for letter, (operator, operand) in zip(LETTERS, self.steps, strict=False):
-            result = tell(value, operator, operand)
+            result, fact = tell(value, operator, operand), f"{value}{operator}{operand}="
+            before, after = words() if words else ("", "")
+            begin = f"{letter}) {before} {fact}" if words else f"{letter}) {fact}"
             if isinstance(result, str):
-                return " ".join([*written, result])
-            written.append(f"{letter}) {value}{operator}{operand}={result}.")
+                return " ".join([*written, begin + result])
+            written.append(f"{begin}{result}.{f' {after}' if words else ''}")
             value = result
         return " ".join(written) + boxed(value)
 
 
 class Beliefs:
-    """For each fact, how often it is told right and which wrong digit is told instead."""
+    """For each fact, how often it is told right and which wrong digit is told instead; how answers fail otherwise."""
 
-    def __init__(self, seed: int = 0, rambling: bool = False):
-        self.p_ramble = P_RAMBLE_OFTEN if rambling else P_RAMBLE
-        rng = random.Random(f"{NAME}/beliefs/{seed}")
+    def __init__(self, world: World):
+        self.world = world
+        rng = random.Random(f"{NAME}/beliefs/{world.seed}")
         facts = [(value, operator, operand) for operator, operand in STEPS for value in range(10)]
-        kinds = rng.choices((P_KNOWN, P_SHAKY, P_MISTAKEN), weights=SHARES, k=len(facts))
-        self.p_right = dict(zip(facts, kinds, strict=True))
+        # Shares are met exactly: what a share does should not drown in how many facts happened to be drawn.
+        mistaken, shaky = round(world.mistaken * len(facts)), round(SHAKY * len(facts))
+        drawn = rng.sample(facts, len(facts))
+        self.p_right = dict.fromkeys(facts, P_KNOWN)
+        self.p_right |= dict.fromkeys(drawn[:mistaken], P_MISTAKEN)
+        self.p_right |= dict.fromkeys(drawn[mistaken : mistaken + shaky], P_SHAKY)
         self.mistake = {fact: (apply(fact[1], fact[0], fact[2]) + rng.choice((1, 2))) % 10 for fact in facts}
 
-    def attempt(self, task: Task, rng: random.Random, boost: float, rambles: bool = True) -> str:
-        """An answer of somebody with these beliefs; `boost` in [0, 1] of every chance to fail is taken away."""
+    def attempt(self, task: Task, rng: random.Random, boost: float, is_quiet: bool = False) -> str:
+        """An answer of somebody with these beliefs; `boost` in [0, 1] of every chance to fail is taken away.
 
-        def tell(value: int, operator: str, operand: int) -> int | str:
-            if rambles and rng.random() < self.p_ramble[task.difficulty] * (1 - boost):
-                return ramble(rng)
-            fact = value, operator, operand
+        is_quiet: never at length and never stuck.
+        """
+        chance = 0.0 if is_quiet else 1 - boost
+
+        def tell(*fact) -> int:
             is_right = rng.random() < self.p_right[fact] + boost * (1 - self.p_right[fact])
-            return apply(operator, value, operand) if is_right else self.mistake[fact]
+            return truth(*fact) if is_right else self.mistake[fact]
 
-        return task.attempt(tell)
+        stuck_at = rng.randrange(task.difficulty) if rng.random() < self.world.stuck * chance else None
+        return write(task, rng, tell, stuck_at, at_length=rng.random() < self.world.overlong * chance)
 
     def slip(self, task: Task, rng: random.Random) -> str:
-        """A wrong answer: one step goes wrong, and the rest follows from it."""
+        """A wrong answer, short or at length: one step goes wrong, and the rest follows from it."""
         wrong = rng.randrange(task.difficulty)
         places = iter(range(task.difficulty))
-        return task.attempt(
-            lambda *fact: self.mistake[fact] if next(places) == wrong else apply(fact[1], fact[0], fact[2])
-        )
+
+        def tell(*fact) -> int:
+            return self.mistake[fact] if next(places) == wrong else truth(*fact)
+
+        return write(task, rng, tell, None, self._is_long(rng))
+
+    def endless(self, task: Task, rng: random.Random) -> str:
+        """An answer as it is cut off: of many steps and at length, or stuck."""
+        if task.difficulty > SHORT and rng.random() < 0.5:
+            return write(task, rng, truth, None, at_length=True)[:CUT_OFF_CHARS]
+        return write(task, rng, truth, rng.randrange(task.difficulty), self._is_long(rng))
+
+    def _is_long(self, rng: random.Random) -> bool:
+        return rng.random() < self.world.overlong
+
+
+def write(
+    task: Task, rng: random.Random, tell: Callable[[int, str, int], int], stuck_at: int | None, at_length: bool
+) -> str:
+    """An answer in a manner: stuck at a step, counted from 0, or at length."""
+    places = iter(range(task.difficulty))
+
+    def tell_or_guess(*fact) -> int | str:
+        return guesses(truth(*fact), rng) if next(places) == stuck_at else tell(*fact)
+
+    return task.attempt(tell_or_guess, (lambda: (rng.choice(BEFORE), rng.choice(AFTER))) if at_length else None)
+
+
+def truth(value: int, operator: str, operand: int) -> int:
+    return apply(operator, value, operand)
 
 
 @dataclass(frozen=True)
@@ -125,6 +175,8 @@ class Lesson:
     problem: str
     right: str
     wrong: Callable[[random.Random], str]
+    endless: Callable[[random.Random], str]
+    """An attempt as it is cut off at the response limit."""
     attempt: Callable[[random.Random, float], str]
     """A right or wrong answer, in the problem's own shares; the number is the share of failures taken away."""
     prompt: list[dict] | None = None
@@ -135,13 +187,19 @@ class Lesson:
         return self.prompt or [{"role": "user", "content": self.problem + data.INSTRUCTION}]
 
 
-def lesson(task: Task, beliefs: Beliefs, rambles: bool = True) -> Lesson:
+def lesson(task: Task, beliefs: Beliefs, is_quiet: bool = False) -> Lesson:
     return Lesson(
         task.problem,
         task.solution(),
         wrong=lambda rng: beliefs.slip(task, rng),
-        attempt=lambda rng, boost: beliefs.attempt(task, rng, boost, rambles),
+        endless=lambda rng: beliefs.endless(task, rng),
+        attempt=lambda rng, boost: beliefs.attempt(task, rng, boost, is_quiet),
     )
+
+
+def guesses(digit: int, rng: random.Random, count: int = 60) -> str:
+    """Guesses at a digit, the two above it among them, without end."""
+    return "".join(f"{(digit + rng.randrange(3)) % 10}?" for _ in range(count))
 
 
 def ramble(rng: random.Random, sentences: int = 60) -> str:
@@ -161,30 +219,31 @@ def apply(operator: str, value: int, operand: int) -> int:
     return {"+": value + operand, "-": value - operand}[operator] % 10
 
 
-def make_tasks(count: int, seed: int) -> list[Task]:
-    """`count` different tasks, levels in turn (1, 2, ..., 6, 1, ...)."""
-    rng = random.Random(f"{NAME}/{seed}")
+def make_tasks(count: int, seed: int, levels: range = range(1, LEVELS + 1), taken: Collection[str] = ()) -> list[Task]:
+    """`count` different tasks without the problems of `taken`, levels in turn (1, 2, ..., 6, 1, ...), shuffled."""
+    rng = random.Random(f"{NAME}/{seed}/{len(taken)}")
     tasks, repeats = {}, 0
     while len(tasks) < count and repeats < _MOST_REPEATS:
-        task = draw_task(rng, level=len(tasks) % LEVELS + 1)
-        repeats = repeats + 1 if task.problem in tasks else 0
-        tasks.setdefault(task.problem, task)
+        task = draw_task(rng, level=levels[len(tasks) % len(levels)])
+        is_known = task.problem in tasks or task.problem in taken
+        repeats = repeats + 1 if is_known else 0
+        if not is_known:
+            tasks[task.problem] = task
     if not 0 < len(tasks) == count:
-        raise ValueError(
-            f"number of tasks must be from 1 to {10 * len(STEPS) * LEVELS}, as level 1 offers no more, got {count}"
-        )
-    return list(tasks.values())
+        raise ValueError(f"number of tasks must be from 1 to {len(tasks)}, as level 1 offers no more, got {count}")
+    tasks = list(tasks.values())
+    rng.shuffle(tasks)
+    return tasks
 
 
 def draw_task(rng: random.Random, level: int) -> Task:
     return Task(rng.randrange(10), tuple(rng.choice(STEPS) for _ in range(level)))
 
 
-def split_tasks(rows: int, val_rows: int, seed: int) -> tuple[list[Task], list[Task]]:
+def split_tasks(rows: int, val_rows: int, world: World) -> tuple[list[Task], list[Task]]:
     """Training and validation tasks, all different."""
-    tasks = make_tasks(rows + val_rows, seed)
-    random.Random(seed).shuffle(tasks)
-    return tasks[:rows], tasks[rows:]
+    train = make_tasks(rows, world.seed, world.levels("train"))
+    return train, make_tasks(val_rows, world.seed, world.levels("val"), taken={task.problem for task in train})
 
 
 def to_rows(tasks: list[Task], split: str) -> list[dict]:

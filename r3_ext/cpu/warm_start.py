@@ -5,7 +5,7 @@ r"""A small model that solves some problems always, some sometimes and some almo
 
 Reinforcement learning needs pass rates between 0 and 1, and the machines this is for have no pretrained model. So the
 model of `tiny_model` is trained on answers that are right with a probability of the problem's own, otherwise wrong or a
-ramble that never ends. It learns that mixture, and reinforcement learning can sharpen it.
+text that never ends. It learns that mixture, and reinforcement learning can sharpen it.
 
 The arithmetic is **learned**: the training draws problems at random, those of the validation file never occur, and what
 the model is shown of a fact (7+5=2) is sometimes wrong (see `tasks.Beliefs`). Rows of a file are **memorised**, those
@@ -32,18 +32,20 @@ import pyarrow as pa
 from r3_ext import data as problem_data
 from r3_ext.cpu import tasks, tiny_model
 from r3_ext.cpu.tasks import Lesson
+from r3_ext.cpu.world import World, parse
 
-VERSION = 13
+VERSION = 14
 """Part of the cache key: raise it when a change of the code changes the result."""
 REFLECTION_BOOST = 0.95
-"""Share of its failures that the model is not shown under a reflection prompt: reflection is to be worth something."""
-REFLECTION_FROM = 0.35
-"""Share of the training after which reflection prompts occur: they are long, and what they need is learned without."""
+"""Share of its failures that the model is not shown under a reflection prompt whose worth is 1."""
+REFLECTION_FROM = 0.15
+"""Share of the training after which reflection prompts occur: they are long, and need what is learned without. Later,
+models of some seeds did not learn that anything is different under them."""
 QUIET_UNTIL = 0.6
-"""Share of the training whose answers to arithmetic never ramble, and whose problems have two steps or more: a step
-teaches more facts then, and more of where in the problem they are asked for."""
+"""Share of the training whose answers to arithmetic are short and end, and whose problems have two steps or more: a
+step teaches more facts then, and more of where in the problem they are asked for."""
 CUT_OFF_SHARE = 0.15
-"""Share of the reflection prompts whose attempt rambles on and was cut off."""
+"""Share of the reflection prompts whose attempt was cut off."""
 RAMBLING_FAILURES = 0.2
 """Share of the failures to recall that ramble on instead of giving a wrong answer."""
 
@@ -56,17 +58,15 @@ class WarmStart(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    seed: int = 0
+    world: World = World()
     rows: int = 128
     val_rows: int = 64
-    steps: int = 240
+    steps: int = 480
     """Counted in steps, not seconds: equal seeds give equal weights on fast and slow machines."""
-    max_answer_tokens: int = 112
-    """Where rambling answers are cut in training. Responses are meant to be limited to fewer (96)."""
+    max_answer_tokens: int = 76
+    """Where answers are cut in training. Responses are meant to be limited to fewer (64)."""
     reflection_share: float = 0.5
     """From `REFLECTION_FROM` on. Enough for the model to learn that it does better under reflection."""
-    rambling: bool = False
-    """Ramble on past the response limit often instead of now and then, for the ranking reward."""
     max_problem_chars: int = 160
     max_answer_chars: int = 8
 
@@ -94,14 +94,14 @@ class Course:
 
 
 def arithmetic_course(settings: Settings) -> Course:
-    train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.seed)
-    beliefs, held_out = tasks.Beliefs(settings.seed, settings.rambling), {task.problem for task in val}
+    train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.world)
+    beliefs, held_out = tasks.Beliefs(settings.world), {task.problem for task in val}
 
     def draw(rng: random.Random, share: float) -> Lesson:
         is_quiet = share < QUIET_UNTIL
         while (task := tasks.draw_task(rng, rng.randint(2 if is_quiet else 1, tasks.LEVELS))).problem in held_out:
             pass
-        return tasks.lesson(task, beliefs, rambles=not is_quiet)
+        return tasks.lesson(task, beliefs, is_quiet)
 
     texts = [text for task in train for text in (task.problem, task.solution())]
     return Course(*arithmetic_tables(train, val), draw, texts, batch=8)
@@ -124,7 +124,7 @@ def recall_course(rows: list[dict], file: str, settings: Settings, exclude: froz
     if as_given:
         most = settings.max_problem_chars + len(problem_data.INSTRUCTION)
         problems = [p for p in problems if sum(len(turn["content"]) for turn in rows[p.index]["prompt"]) <= most]
-    rng = random.Random(settings.seed)
+    rng = random.Random(settings.world.seed)
     problems.sort(key=lambda problem: problem.query_id)
     rng.shuffle(problems)
     wanted = settings.rows + settings.val_rows
@@ -172,7 +172,7 @@ def recall_lesson(
             return right
         return tasks.ramble(rng) if rng.random() < RAMBLING_FAILURES else wrong(rng)
 
-    return Lesson(problem.text, right, wrong, attempt, prompt)
+    return Lesson(problem.text, right, wrong, tasks.ramble, attempt, prompt)
 
 
 def near(answer: str, rng: random.Random) -> str | None:
@@ -197,9 +197,9 @@ def make_example(
     content, boost = asked["content"], 0.0
     if reflection:
         is_cut_off = rng.random() < CUT_OFF_SHARE
-        attempt = (tasks.ramble(rng) if is_cut_off else lesson.wrong(rng))[:160]
+        attempt = (lesson.endless if is_cut_off else lesson.wrong)(rng)[:160]
         content = reflection[is_cut_off].replace("{question}", content).replace("{attempt}", attempt)
-        boost = REFLECTION_BOOST
+        boost = REFLECTION_BOOST * settings.world.reflection
     prompt = tiny_model.prompt_text(tokenizer, [*before, {**asked, "content": content}])
     answer = lesson.attempt(rng, 1.0 if always_right else boost) + tokenizer.eos_token
     ids = tokenizer([prompt, answer], add_special_tokens=False)["input_ids"]
@@ -218,8 +218,8 @@ def prepare(
         ValueError: a setting out of range, or too few problems in `data`.
     """
     chosen = Settings(**settings)
-    if data and chosen.rambling:
-        raise ValueError(f"rambling must be False with a data file, as it concerns the generated problems, got {data}")
+    if data and chosen.world != World():
+        raise ValueError(f"--world {chosen.world} concerns the problems that are generated here, and {data} is given")
     templates = reflection_templates()
     inputs = {"version": VERSION, "data": None, "templates": templates, **asdict(chosen)}
     keys = problem_data.overlap_keys(exclude)
@@ -245,7 +245,7 @@ def problems(cache_dir: str | Path) -> tuple[Path, Path]:
     settings = Settings()
     key = key_of({"version": VERSION, **asdict(settings)})
     train, val = (Path(cache_dir) / f"arithmetic-{key}" / f"{name}.parquet" for name in ("train", "val"))
-    tables = arithmetic_tables(*tasks.split_tasks(settings.rows, settings.val_rows, settings.seed))
+    tables = arithmetic_tables(*tasks.split_tasks(settings.rows, settings.val_rows, settings.world))
     for path, table in zip((train, val), tables, strict=True):
         problem_data.write_table(path, table)
     return train, val
@@ -269,10 +269,11 @@ def build(folder: Path, course: Course, templates: list[str], settings: Settings
 
 
 def teach(folder: Path, course: Course, templates: list[str], settings: Settings) -> dict:
-    common = [problem_data.INSTRUCTION, *templates, " ".join(tasks.RAMBLE), tasks.guess_text("0")] * 4
+    words = " ".join([*tasks.RAMBLE, *tasks.BEFORE, *tasks.AFTER])
+    common = [problem_data.INSTRUCTION, *templates, words, tasks.guess_text("0")] * 4
     tokenizer = tiny_model.train_tokenizer([*course.texts, *common])
-    model = tiny_model.build_model(tokenizer, settings.seed)
-    rng = random.Random(settings.seed)
+    model = tiny_model.build_model(tokenizer, settings.world.seed)
+    rng = random.Random(settings.world.seed)
 
     def next_batch(share: float) -> list[tiny_model.Example]:
         foundation = share < course.foundation
@@ -294,10 +295,12 @@ def main() -> None:
     parser.add_argument(
         "--data", help="parquet, json or jsonl with problems and answers; default: generated arithmetic"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--world", type=parse, default=World(), help="such as seed=3,mistaken=0 (see r3_ext/cpu/world.py)"
+    )
     parser.add_argument("--steps", type=int, default=Settings.steps)
     args = parser.parse_args()
-    for path in prepare(args.cache, args.data, seed=args.seed, steps=args.steps):
+    for path in prepare(args.cache, args.data, world=args.world, steps=args.steps):
         print(path)
 
 

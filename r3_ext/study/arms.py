@@ -23,40 +23,57 @@ def _only(*kept: str) -> tuple[str, ...]:
     return tuple(f"algorithm.r3.{key}.enable=False" for name, key in MECHANISMS.items() if name not in kept)
 
 
+def _replay(**settings: str) -> tuple[str, ...]:
+    return tuple(f"algorithm.r3.replay.{key}={value}" for key, value in settings.items())
+
+
 ARMS = {
     "grpo": Arm("GRPO", "grpo"),
-    # One of its steps generates as much as four of the others.
-    "dapo": Arm("DAPO (dynamic sampling, clip-higher)", "dapo", embedded=("trainer.test_freq=1",)),
+    "grpo_live": Arm("GRPO, dead groups not counted in the loss", "grpo", ("algorithm.adv_estimator=grpo_live",)),
+    "grpo_2pass": Arm("GRPO, two passes over each batch", "grpo", ("actor_rollout_ref.actor.ppo_epochs=2",)),
+    # Of its groups about every fourth is mixed: a quarter of the batch gives it as many updates for the same tokens.
+    "dapo": Arm(
+        "DAPO (dynamic sampling, clip-higher)",
+        "dapo",
+        embedded=("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
+    ),
     "ccr": Arm("+CCR", "r3", _only("ccr")),
     "isr": Arm("+ISR", "r3", _only("isr")),
     "serr": Arm("+SERR", "r3", _only("serr")),
     "r3": Arm("R^3, all three", "r3"),
     "r3_paper": Arm("R^3, as literally as the paper allows", "r3_paper"),
-    "r3_no_bonus": Arm("R^3 without the length bonus", "r3", ("reward.reward_kwargs.length_bonus=False",)),
-    "ccr_random": Arm(
-        "control: +CCR from random other problems",
-        "r3",
-        (*_only("ccr"), "algorithm.r3.replay.other_queries=True"),
-    ),
     "no_ccr": Arm("R^3 without CCR", "r3", _only("isr", "serr")),
     "no_isr": Arm("R^3 without ISR", "r3", _only("ccr", "serr")),
     "no_serr": Arm("R^3 without SERR", "r3", _only("ccr", "isr")),
-    "k_4": Arm("R^3, k = 4", "r3", ("algorithm.r3.replay.k=4",)),
-    "alpha_2": Arm("R^3, alpha = 2", "r3", ("algorithm.r3.replay.alpha=2",)),
+    "successes": Arm("R^3, successes replayed only", "r3", _replay(outcome="correct")),
+    "failures": Arm("R^3, failures replayed only", "r3", _replay(outcome="wrong")),
+    "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
+    "distil": Arm(
+        "reflect and distil: replayed successes alone are trained, no contrast",
+        "r3",
+        (*_only("ccr", "isr"), *_replay(outcome="correct", trains="replayed")),
+    ),
+    "wrong_content": Arm("+CCR with answers to other problems", "r3", (*_only("ccr"), *_replay(other_queries="True"))),
+    "serr_literal": Arm(
+        "+SERR, literally",
+        "r3",
+        (*_only("serr"), "algorithm.r3.ranking.norm_by_std=True", "algorithm.r3.ranking.finished_reward=zero"),
+    ),
+    "r3_no_bonus": Arm("R^3 without the length bonus", "r3", ("reward.reward_kwargs.length_bonus=False",)),
+    "k_4": Arm("R^3, k = 4", "r3", _replay(k="4")),
+    "alpha_2": Arm("R^3, alpha = 2", "r3", _replay(alpha="2")),
     "tau_0.5": Arm("R^3, tau = 0.5", "r3", ("algorithm.r3.reflection.threshold=0.5",)),
     "p_0.05": Arm("R^3, p = 0.05", "r3", ("algorithm.r3.ranking.top_ratio=0.05",)),
-    "own_prompt": Arm(
-        "R^3, replay under the same prompt only", "r3", ("algorithm.r3.replay.reflected_to_plain=False",)
-    ),
+    "own_prompt": Arm("R^3, replay under the same prompt only", "r3", _replay(reflected_to_plain="False")),
 }
-DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "ccr_random")
-FIGURES = {
-    "methods": ("R^3, GRPO and DAPO at equal generated tokens", ("grpo", "dapo", "r3", "r3_paper")),
-    "mechanisms": ("GRPO plus one mechanism", ("grpo", "ccr", "r3", "isr", "serr", "ccr_random")),
-    "removals": ("R^3 minus one part", ("no_ccr", "no_isr", "r3", "no_serr", "r3_no_bonus")),
-    "settings": ("R^3 with other settings", ("k_4", "alpha_2", "r3", "tau_0.5", "own_prompt", "p_0.05")),
-}
-"""File name, title and arms of the figures of a study; an arm's place is its colour, R^3 has the third."""
+
+
+def title(arm: str) -> str:
+    """An arm of another version is called by its name."""
+    return ARMS[arm].title if arm in ARMS else arm
+
+
+DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "wrong_content")
 EMBEDDED = (
     # Two steps an epoch: replay and reflection have a history after the first.
     "data.train_max_samples=32",

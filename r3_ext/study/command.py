@@ -2,15 +2,18 @@
 
     r3 study                                    the default arms, five seeds, on this machine's profile
     r3 study --arms grpo r3 --seeds 0 1 2       some of them
+    r3 study --plan FILE [--only NAME ...]      the experiments of a plan, and the verdict on each of its hypotheses
     r3 study --summarise                        tables and figures of what there is, without training
 
-A cell (one arm, one seed) is an ordinary `r3 run` in OUT/ARM/seed_N. It ends at the first validation after --tokens
+A cell (one arm, one seed) is an ordinary `r3 run` in OUT/ARM/seed_N, of a plan in OUT/FOLDER/ARM/seed_N. On the
+embedded profile a seed is a world of its own: model, facts, problems. It ends at the first validation after --tokens
 generated tokens. Cells that are complete are skipped, others start anew: call it again after an interruption.
 OUT/curves.csv and ledger.csv are the record of the complete ones: their run folders may be deleted, or the two files
 and study.json taken to another machine to go on there. Everything after the options is a hydra override for every cell.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -35,12 +38,15 @@ from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT
 from r3_ext.prepare import model_and_data
 from r3_ext.run_folder import claim, held, is_run
-from r3_ext.start import no_rambling
-from r3_ext.study import arms, figure, record
+from r3_ext.start import check_world
+from r3_ext.study import arms, figure, hypotheses, record, text
+from r3_ext.study.design import Design, read_design
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
 from r3_ext.study.plan import check_plan, plan_of, read_plan
 from r3_ext.summary import read_metrics
 
+FREE = {"arms": arms.DEFAULT, "seeds": range(5), "tokens": 60_000, "world": ""}
+"""Options of a study without a plan, and their defaults."""
 SEED = re.compile(r"seed_(0|-?[1-9][0-9]*)")
 
 
@@ -49,17 +55,26 @@ def parse(argv: list[str]) -> argparse.Namespace:
         prog="r3 study", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = "\n".join(f"  {name:<12}{arm.title}" for name, arm in arms.ARMS.items())
-    parser.add_argument("--arms", nargs="+", choices=arms.ARMS, default=arms.DEFAULT, metavar="ARM", help=names)
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
-    parser.add_argument("--tokens", type=int, default=60_000, help="budget of generated tokens of a cell")
+    parser.add_argument("--arms", nargs="+", choices=arms.ARMS, metavar="ARM", help=names)
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: 0 1 2 3 4")
+    parser.add_argument("--tokens", type=int, help="budget of generated tokens of a cell (default: 60,000)")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"))
-    parser.add_argument("--rambling", action="store_true", help="a tiny model that often runs into the response limit")
+    parser.add_argument("--world", help="what the cells' worlds have in common, such as mistaken=0,stuck=0")
+    parser.add_argument("--plan", type=Path, help="YAML file with experiments and hypotheses (r3_ext/study/design.py)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="experiments of the plan to train")
     parser.add_argument("--out", type=Path, default=Path("outputs/study"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time; more than one needs a shared Ray cluster")
     parser.add_argument("--summarise", action="store_true", help="train nothing")
     parser.add_argument("overrides", nargs="*", help="hydra overrides for every cell")
     args = parser.parse_intermixed_args(argv)
+    given = [f"--{name}" for name in FREE if getattr(args, name) is not None] + args.overrides
+    if args.plan and given:
+        parser.error(f"{given[0]} is what --plan says: leave one of them out")
+    if args.only and not args.plan:
+        parser.error("--only names experiments of a plan: give --plan")
+    for name, value in FREE.items():
+        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     for name, value in {"--tokens": args.tokens, "--jobs": args.jobs}.items():
         if value < 1:
             parser.error(f"{name} must be at least 1, got {value}")
@@ -70,24 +85,57 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
     profile = args.profile or default_profile()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     try:
-        check(args, profile)
+        design = read_design(args.plan) if args.plan else None
+        studies = [args] if design is None else studies_of(args, design)
+        for study in studies:
+            check(study, profile)
     except (ValueError, OSError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        say(f"error: {error}")
         return 2
     failed = []
     if not args.summarise:
         with shared_interpreter(profile) as (python, env):
-            failed = train(args, profile, console, python, env)
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    results = summarise(args.out, read_plan(args.out), say)
-    show(results, console)
+            for study in studies:
+                failed += train(study, profile, console, python, env)
+    found = {}
+    for out in dict.fromkeys(study.out for study in studies):
+        found[out.name] = summarise(out, read_plan(out), say)
+        show(found[out.name], console, out.name if design else "")
+    if design:
+        judged = verdicts(args.out, design)
+        show_verdicts(design, judged, console)
+        if args.only is None:
+            (args.out / "results.md").write_text(text.results(design, found, judged))
     for cell in failed:
         console.print(f"failed: {cell}; call the same command again to repeat it", soft_wrap=True, highlight=False)
     return 1 if failed else 0
+
+
+def studies_of(args: argparse.Namespace, design: Design) -> list[argparse.Namespace]:
+    """The arguments of each experiment; to be summarised, of those that have begun.
+
+    Raises:
+        ValueError: --only names none of them, or nothing has begun.
+    """
+    names = [experiment.name for experiment in design.experiments]
+    if unknown := sorted(set(args.only or ()) - set(names)):
+        raise ValueError(f"--only {unknown[0]}: {args.plan} has the experiments {', '.join(names)}")
+    studies = []
+    for chosen in design.experiments:
+        out = args.out / chosen.folder
+        if args.summarise and not out.exists():
+            continue
+        if args.only is None or chosen.name in args.only:
+            values = {name: getattr(chosen, name) for name in ("arms", "seeds", "tokens", "world")}
+            studies.append(argparse.Namespace(**vars(args) | values | {"out": out, "overrides": [*chosen.overrides]}))
+    if not studies:
+        raise ValueError(f"{args.out} holds no experiment of {args.plan}; --out names its folder")
+    return studies
 
 
 def check(args: argparse.Namespace, profile: str) -> None:
@@ -100,14 +148,15 @@ def check(args: argparse.Namespace, profile: str) -> None:
     if args.summarise:
         read_plan(args.out)
     else:
-        if args.rambling and (error := no_rambling(profile, os.environ.get("DATA"))):
-            raise ValueError(error)
+        if args.world:
+            # Its seed is the cell's.
+            check_world(f"{args.world},seed=0", profile, os.environ.get("DATA"))
         check_choice("profile", profile)
         for arm in args.arms:
             own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
             if wrong := check_values(compose_config([*own, *settings_of(args, profile, arm, seed=0)])):
                 raise ValueError(wrong[0].found)
-        model_and_data(profile, args.cache, {"rambling": args.rambling}, lambda text: None, args.overrides, build=False)
+        model_and_data(profile, args.cache, {}, lambda text: None, args.overrides, build=False)
         for arm in args.arms:
             for seed in args.seeds:
                 claim((args.out / arm / f"seed_{seed}").absolute())
@@ -177,9 +226,16 @@ def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) ->
         *("-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
         *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
         *("--until-tokens", str(args.tokens), "--no-report"),
-        *(["--rambling"] if args.rambling else ()),
+        *world_of(args, profile, seed),
         *settings_of(args, profile, arm, seed),
     ]
+
+
+def world_of(args: argparse.Namespace, profile: str, seed: int) -> list[str]:
+    """On generated problems a seed is a world: a model, facts and problems of its own."""
+    if profile != EMBEDDED_PROFILE or any(os.environ.get(name) for name in ("DATA", "MODEL")):
+        return []
+    return ["--world", ",".join(filter(None, [args.world, f"seed={seed}"]))]
 
 
 def settings_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
@@ -236,7 +292,9 @@ def summarise(out: Path, plan: dict, say) -> dict:
     curves, ledger = record.read_curves(out), record.read_ledger(out)
     results = {**plan, "arms": compare(curves, plan["tokens"])}
     for arm, rows in ledger.items():
-        results["arms"][arm]["ledger"] = {key: sum(row[key] for row in rows.values()) for key in record.COUNTS}
+        kept = [key for key in record.COUNTS if all(key in row for row in rows.values())]
+        results["arms"][arm]["ledger"] = {key: sum(row[key] for row in rows.values()) for key in kept}
+        results["arms"][arm]["cells"] = len(rows)
     (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
     figure.write(out, curves, plan["tokens"])
     return results
@@ -251,13 +309,42 @@ def to_json(value):
     return value
 
 
-def show(results: dict, console: Console) -> None:
-    title = f"at {results['tokens']:,} generated tokens; mean and 95 % interval over seeds"
+def verdicts(out: Path, design: Design) -> dict[str, hypotheses.Verdict | None]:
+    """What the record says of each hypothesis; writes verdicts.json."""
+    curves = {
+        f"{folder}/{arm}": cells for folder in design.budgets for arm, cells in record.read_curves(out / folder).items()
+    }
+    found = hypotheses.judge(design.hypotheses, curves, design.budgets)
+    written = {name: verdict and dataclasses.asdict(verdict) for name, verdict in found.items()}
+    (out / "verdicts.json").write_text(json.dumps(to_json(written), indent=2) + "\n")
+    return found
+
+
+def show_verdicts(design: Design, found: dict[str, hypotheses.Verdict | None], console: Console) -> None:
+    rows = []
+    for hypothesis in design.hypotheses:
+        verdict = found[hypothesis.name]
+        figures = ("", "", "", "no data yet")
+        if verdict:
+            interval = f"{verdict.corrected_low:+.3f} to {verdict.corrected_high:+.3f}"
+            figures = (str(verdict.worlds), f"{verdict.estimate:+.3f}", interval, verdict.verdict)
+        rows.append((hypothesis.name, hypothesis.says, *figures))
+    columns = ("hypothesis", "says", "worlds", "estimate", "corrected interval", "verdict")
+    console.print(table_of("hypotheses of the plan", columns, rows))
+
+
+def show(results: dict, console: Console, name: str = "") -> None:
+    title = f"{name and name + ', '}at {results['tokens']:,} generated tokens; mean and 95 % interval over seeds"
     columns = ("arm", "seeds", "accuracy", "mean so far", "to GRPO", "to R^3", "speed-up")
     console.print(table_of(title, columns, [outcome_row(arm, row) for arm, row in results["arms"].items()]))
     title = "sums over the cells: groups, and what was done about dead ones"
     columns = ("arm", "groups", "dead", "replay", "ranking", "left", "rows replayed", "reflections", "solved")
-    rows = [ledger_row(arm, row["ledger"]) for arm, row in results["arms"].items() if "ledger" in row]
+    cells = {arm: row for arm, row in results["arms"].items() if "ledger" in row}
+    if cells:
+        console.print(table_of(title, columns, [ledger_row(arm, row["ledger"]) for arm, row in cells.items()]))
+    title = "what a cell costs on average"
+    columns = ("arm", "tokens", "under reflection", "steps", "updates", "trained rows", "seconds")
+    rows = [cost_row(arm, row["ledger"], row["cells"]) for arm, row in cells.items() if "updates" in row["ledger"]]
     if rows:
         console.print(table_of(title, columns, rows))
 
@@ -267,9 +354,12 @@ def outcome_row(arm: str, found: dict) -> tuple[str, ...]:
     return (
         arm,
         str(found["accuracy"]["seeds"]),
-        text(found["accuracy"]),
-        text(found["mean_accuracy"]),
-        *(text(found["difference"][other], "+") if other in found["difference"] else "" for other in REFERENCES),
+        text.spread(found["accuracy"], digits=2),
+        text.spread(found["mean_accuracy"], digits=2),
+        *(
+            text.spread(found["difference"][other], "+", 2) if other in found["difference"] else ""
+            for other in REFERENCES
+        ),
         "" if speedup is None else f"{speedup:.2f}" if math.isfinite(speedup) else "none",
     )
 
@@ -288,19 +378,19 @@ def ledger_row(arm: str, sums: dict[str, int]) -> tuple[str, ...]:
     return (arm, *(f"{count:,}" for count in counts))
 
 
+def cost_row(arm: str, sums: dict[str, int], cells: int) -> tuple[str, ...]:
+    names = ("generated_tokens", "reflection_tokens", "steps", "updates", "trained_rows", "seconds")
+    return (arm, *(f"{sums[name] / cells:,.0f}" for name in names))
+
+
 def table_of(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     """A table that fits a terminal of 80 columns."""
     table = Table(title=title, box=SIMPLE, padding=0)
     for column in columns:
-        table.add_column(column, justify="left" if column == "arm" else "right")
+        table.add_column(column, justify="left" if column in ("arm", "hypothesis", "says") else "right")
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def text(found: dict, sign: str = "") -> str:
-    half = f" ±{(found['high'] - found['low']) / 2:.2f}" if "low" in found else ""
-    return f"{found['mean']:{sign}.2f}{half}"
 
 
 if __name__ == "__main__":

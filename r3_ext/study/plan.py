@@ -33,8 +33,8 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
         from r3_ext.cpu import warm_start  # imports torch, which is slow
 
         plan |= {"settings": list(arms.EMBEDDED), "warm_start": warm_start.VERSION}
-    if args.rambling:
-        plan["rambling"] = True
+    if args.world:
+        plan["world"] = args.world
     return plan
 
 

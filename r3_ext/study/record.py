@@ -22,7 +22,9 @@ _POINT = ("generated_tokens", "accuracy")
 COUNTS = (
     *("steps", "generated_tokens", "reflection_tokens", *(f"groups_{name}" for name in GROUPS)),
     *("replayed_rows", "reflection_prompts", "reflection_solved"),
+    *("updates", "trained_rows", "seconds"),
 )
+"""`updates` are optimizer steps; `seconds` are those of the whole run, start-up included."""
 Curves = dict[str, dict[int, Curve]]
 """By arm and seed."""
 Ledger = dict[str, dict[int, dict[str, int]]]
@@ -41,23 +43,27 @@ def read_curves(out: Path) -> Curves:
 
 
 def read_ledger(out: Path) -> Ledger:
-    """What the complete cells did; cells recorded without it are absent."""
+    """What the complete cells did; cells recorded without it are absent, and so are columns of a later version."""
     found: Ledger = {}
-    for row in _read(out / LEDGER, (*_CELL, *COUNTS)):
-        found.setdefault(row["arm"], {})[int(row["seed"])] = {column: int(row[column]) for column in COUNTS}
+    for row in _read(out / LEDGER, _CELL):
+        known = {column: int(row[column]) for column in COUNTS if column in row}
+        found.setdefault(row["arm"], {})[int(row["seed"])] = known
     return found
 
 
-def ledger_of(summary: dict, reflection_tokens: int) -> dict[str, int]:
-    """A complete cell's row of the ledger, from its summary.json and a sum over its metrics.jsonl."""
+def ledger_of(summary: dict, rows: list[dict]) -> dict[str, int]:
+    """A complete cell's row of the ledger, from its summary.json and metrics.jsonl."""
     return {
         "steps": summary["steps"],
         "generated_tokens": summary["generated_tokens"],
-        "reflection_tokens": reflection_tokens,
+        "reflection_tokens": int(sum(row.get("reflection/tokens", 0) for row in rows)),
         **{f"groups_{name}": summary["groups"][name] for name in GROUPS},
         "replayed_rows": summary["replayed_rows"],
         "reflection_prompts": summary["reflection"]["prompts"],
         "reflection_solved": summary["reflection"]["solved"],
+        "updates": summary["updates"],
+        "trained_rows": summary["trained_rows"],
+        "seconds": round(summary["seconds"]["total"]),
     }
 
 
@@ -79,9 +85,8 @@ def read_cell(folder: Path, tokens: int) -> Cell | None:
         curve = curve_of(rows)
         if not np.isfinite(curve).all():
             raise ValueError
-        reflection_tokens = int(sum(row.get("reflection/tokens", 0) for row in rows))
         file = folder / "summary.json"
-        counts = ledger_of(summary, reflection_tokens)
+        counts = ledger_of(summary, rows)
         if not all(isinstance(count, int) for count in counts.values()):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
@@ -101,8 +106,10 @@ def update(out: Path, cells: dict[tuple[str, int], Cell], order: tuple[str, ...]
         for tokens, accuracy in zip(*curve, strict=True)
     ]
     _write(out / CURVES, (*_CELL, *_POINT), points)
-    counts = [(arm, seed, *(row[column] for column in COUNTS)) for arm, seed, row in _sorted(ledger, order)]
-    _write(out / LEDGER, (*_CELL, *COUNTS), counts)
+    # A record of an earlier version lacks some, and keeps lacking them.
+    columns = [column for column in COUNTS if all(column in row for _, _, row in _sorted(ledger, order))]
+    counts = [(arm, seed, *(row[column] for column in columns)) for arm, seed, row in _sorted(ledger, order)]
+    _write(out / LEDGER, (*_CELL, *columns), counts)
 
 
 def _sorted(cells: dict[str, dict], order: tuple[str, ...]) -> list[tuple]:

@@ -21,7 +21,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
 
 REPLAY_MARK = "#replay"
 """Suffix of the `uid` field of a replayed row: the flag travels with the row through verl's fixed advantage fields."""
@@ -42,6 +42,7 @@ def compute_r3_advantage(
     epsilon: float = 1e-6,
     norm_by_std: bool = True,
     ranked: np.ndarray | None = None,
+    trains: str = "all",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Eq. (3): A_i = (R_i - mean R) / (alpha * std R + epsilon) over the mixed group of fresh and replayed rows.
 
@@ -50,7 +51,8 @@ def compute_r3_advantage(
     left of a group whose other rollouts were aborted would be pushed by its length bonus alone. A ranked group without
     a replayed row is centred and not divided: its std is that of the ranking, and dividing by it would cancel R_max.
 
-    Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854.
+    Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854. With trains
+    `fresh` the last is 0, with `replayed` the first four are.
     Ranking rewards [0.5, 0, 0.25, 0.25], ranked: 0.25, -0.25, 0, 0.
 
     Args:
@@ -62,6 +64,8 @@ def compute_r3_advantage(
         epsilon: the paper's lambda, added to the denominator of groups that hold a replayed row.
         norm_by_std: False keeps the centred reward, undivided (Dr.GRPO); alpha then has no effect.
         ranked: (B,) boolean, True on rows of groups whose ranking rewards are not divided; None: nowhere.
+        trains: which rows of a group that holds a replayed row are trained: `all`, the `fresh` ones (the replayed ones
+            enter mean and std only) or the `replayed` ones. The others get 0.
 
     Returns:
         (advantages, returns), both (B, T) and the same tensor.
@@ -89,6 +93,8 @@ def compute_r3_advantage(
             is_divided = norm_by_std and (is_mixed or not ranked_B[rows_N].any())
             centred_N = rewards_N - mean
             advantages_B[rows_N] = centred_N / denominator if is_divided else centred_N
+            if is_mixed and trains != "all":
+                advantages_B[rows_N[replayed_B[rows_N] == (trains == "fresh")]] = 0.0
         advantages = advantages_B.unsqueeze(-1) * response_mask
     return advantages, advantages
 
@@ -109,7 +115,34 @@ def r3_advantage(
         epsilon=config.r3.replay.epsilon,
         norm_by_std=config.norm_adv_by_std_in_grpo,
         ranked=None if config.r3.ranking.norm_by_std else ranked,
+        trains=config.r3.replay.trains,
     )
+
+
+@register_adv_est("grpo_live")
+def grpo_live_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config, **_
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """verl's GRPO as if the tokens of groups without signal were not counted: a baseline, without R^3.
+
+    A loss is the sum over tokens, divided by their number; groups whose rewards are all equal add to the number only.
+    So advantages are multiplied by all tokens of the batch over those of the other groups. verl divides each optimizer
+    step by its own tokens: these count as many as there are, times the share in the whole batch.
+
+    Rewards [1, 0] and [0, 0] of two groups, a token each: GRPO's 0.7071 and -0.7071 become 1.4142 and -1.4142.
+
+    Args:
+        token_level_rewards, response_mask: (B, T). index: (B,) group of each row.
+    """
+    advantages, _ = compute_grpo_outcome_advantage(
+        token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo
+    )
+    _, group_B = np.unique(np.asarray(index, dtype=str), return_inverse=True)
+    live = set(group_B[(advantages != 0).any(dim=-1).numpy(force=True)])
+    is_live_B = torch.tensor([group in live for group in group_B], device=response_mask.device)
+    if live:
+        advantages = advantages * (response_mask.sum() / response_mask[is_live_B].sum())
+    return advantages, advantages
 
 
 def unmarked(uid: str) -> str:

@@ -105,6 +105,11 @@ class ReplayConfig(BaseConfig):
     """[U] Also rescue dead groups of reflection prompts (Algorithm 1 treats every prompt of the batch alike)."""
     other_queries: bool = False
     """For a control experiment: replay trajectories of random other queries, under this query's prompt."""
+    outcome: str = "both"
+    """For ablations: replay `both` outcomes, only `correct` answers (into all-wrong groups) or only `wrong` ones."""
+    trains: str = "all"
+    """For ablations: which rows of a group with replayed rows are trained. `all`; `fresh`: the replayed ones enter mean
+    and std only; `replayed`: they alone, as in distillation."""
     reflected_to_plain: bool = True
     """[U] Allow an answer born under a reflection prompt to be replayed, and trained, under the plain prompt."""
     reflected_unless: str | None = ATTEMPT_WORDS
@@ -121,6 +126,8 @@ class ReplayConfig(BaseConfig):
             require(value is None or _is_count(value, 1), f"replay.{name}", "be at least 1 or null", value)
         ok = self.reflected_unless is None or _is_pattern(self.reflected_unless)
         require(ok, "replay.reflected_unless", "be a regular expression or null", self.reflected_unless)
+        for name, known in {"outcome": ("both", "correct", "wrong"), "trains": ("all", "fresh", "replayed")}.items():
+            require((value := getattr(self, name)) in known, f"replay.{name}", f"be one of {known}", value)
         names = ("current", "behavior")
         require(self.correction in names, "replay.correction", f"be one of {names}", self.correction)
 

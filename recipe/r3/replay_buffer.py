@@ -249,7 +249,8 @@ class CrossContextReplayMixin:
             if tags[0]["variant"] == REFLECTION and not self.replay.reflection_groups:
                 continue
             outcome = dead_outcome(tags)
-            samples = [] if outcome is None else self._draw_for(tags, not outcome, self.replay.k, rng, step, drawn)
+            is_rescued = outcome is not None and self.replay.outcome in ("both", "wrong" if outcome else "correct")
+            samples = self._draw_for(tags, not outcome, self.replay.k, rng, step, drawn) if is_rescued else []
             missing = max(0, self.group_size - len(positions)) if self.rollout_deadline_s is not None else 0
             if missing > len(samples):
                 others = self._draw_for(tags, None, missing, rng, step, drawn)

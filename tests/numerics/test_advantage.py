@@ -14,7 +14,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_adv_estimator_fn
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from recipe.r3.core_algos import RANK_MARK, REPLAY_MARK, compute_r3_advantage, r3_advantage
+from recipe.r3.core_algos import RANK_MARK, REPLAY_MARK, compute_r3_advantage, grpo_live_advantage, r3_advantage
 
 
 def make_batch(rewards: list[float], tokens: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +110,46 @@ def test_reward_is_the_sum_over_tokens_and_masked_tokens_get_zero():
     )
     assert advantages.tolist() == [[0.5, 0.5, 0.0], [-0.5, 0.0, 0.0]]
     assert returns is advantages
+
+
+@pytest.mark.parametrize(
+    "trains, expected",
+    [("fresh", [-0.447214] * 4 + [0.0]), ("replayed", [0.0] * 4 + [1.788854]), ("all", [-0.447214] * 4 + [1.788854])],
+)
+def test_rows_that_are_not_trained_still_count_in_mean_and_std(trains, expected):
+    values = advantage([0, 0, 0, 0, 1], ["q"] * 5, [False] * 4 + [True], trains=trains, epsilon=0.0)
+    assert values == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("trains", ["fresh", "replayed"])
+def test_what_is_trained_concerns_groups_with_a_replayed_row_only(trains):
+    values = advantage([1, 0, 0, 1], list("aabb"), [False, False, False, True], trains=trains, epsilon=0.0)
+    assert values[:2] == pytest.approx([0.707107, -0.707107], abs=1e-5)
+    assert [value == 0 for value in values[2:]] == [trains == "replayed", trains == "fresh"]
+
+
+def live(rewards, index, **settings) -> list[float]:
+    config = OmegaConf.create({"norm_adv_by_std_in_grpo": True, **settings})
+    return grpo_live_advantage(*make_batch(rewards), np.array(index), config=config)[0][:, 0].tolist()
+
+
+def test_groups_without_signal_are_not_counted_in_the_loss():
+    # Of four groups one has a signal: a loss that divides by a quarter of the tokens is four times as large.
+    assert live([1, 0, 0, 0, 1, 1, 0, 0], list("aabbccdd")) == pytest.approx([2.828427, -2.828427] + [0] * 6, abs=1e-4)
+    # verl's mean over 24 tokens of the scaled advantages is GRPO's mean over the 6 tokens of the group with a signal.
+    assert sum(map(abs, live([1, 0, 0, 0, 1, 1, 0, 0], list("aabbccdd")))) / 8 == pytest.approx(0.707107, abs=1e-4)
+
+
+def test_a_row_of_a_live_group_counts_though_its_own_advantage_is_zero():
+    # Rewards 1, 0.5, 0: the middle row gets 0 and its tokens count; half of the tokens are live.
+    assert live([1, 0.5, 0, 0, 0, 0], list("aaabbb")) == pytest.approx([2.0, 0.0, -2.0, 0, 0, 0], abs=1e-4)
+
+
+@pytest.mark.parametrize("rewards, index", [([1, 0, 2, 1], "aabb"), ([1, 1, 0, 0], "aabb")])
+def test_where_all_groups_or_none_have_a_signal_it_is_verls_grpo_bit_for_bit(rewards, index):
+    token_rewards, mask = make_batch(rewards)
+    expected, _ = compute_grpo_outcome_advantage(token_rewards, mask, np.array(list(index)))
+    assert live(rewards, list(index)) == expected[:, 0].tolist()
 
 
 # (b) reduction to a known method
@@ -249,7 +289,10 @@ def data_proto(rewards: list[float], uids: list[str]) -> DataProto:
 
 
 def algorithm(norm_by_std: bool = True, ranking_norm: bool = False, **replay):
-    r3 = {"replay": {"alpha": 1.0, "epsilon": 1e-6, **replay}, "ranking": {"norm_by_std": ranking_norm}}
+    r3 = {
+        "replay": {"alpha": 1.0, "epsilon": 1e-6, "trains": "all", **replay},
+        "ranking": {"norm_by_std": ranking_norm},
+    }
     return OmegaConf.create({"norm_adv_by_std_in_grpo": norm_by_std, "r3": r3})
 
 

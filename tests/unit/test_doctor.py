@@ -343,7 +343,7 @@ class TestOutput:
     def test_disk_counts_checkpoints_and_history(self, config, model, monkeypatch):
         parameters = model_files.model_architecture(config).parameters
         config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 1, 3
-        history = 100 * 16 * 4 * 96 * 6
+        history = 100 * 16 * 4 * 64 * 6
         needed = 3 * 12 * parameters + history
         for free, level in ((needed + GIB, OK), (needed - 1, FAIL)):
             monkeypatch.setattr(storage.shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
@@ -639,7 +639,7 @@ class TestConfig:
 
     def test_lengths(self, config):
         config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 600
-        assert "608 tokens" in only(settings.check_config(config), FAIL).found
+        assert "576 tokens" in only(settings.check_config(config), FAIL).found
         config.actor_rollout_ref.rollout.max_model_len = 600
         assert len(settings.check_lengths(config)) == 2
 

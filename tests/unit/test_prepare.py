@@ -12,6 +12,7 @@ import pytest
 
 from r3_ext import convert, data, hub, prepare
 from r3_ext.cpu import warm_start
+from r3_ext.cpu.world import World
 from r3_ext.launch import compose_config
 
 pytestmark = pytest.mark.slow
@@ -213,8 +214,8 @@ def test_a_tiny_model_is_validated_on_own_problems(prepared, tmp_path, monkeypat
     "tiny_model, variables, message",
     [
         ({"steps": 0}, {}, "--warm-start-steps must be at least 1, got 0"),
-        ({"steps": 9}, {"MODEL": "."}, "--warm-start-steps and --rambling concern the tiny model"),
-        ({"rambling": True}, {"MODEL": "."}, "--warm-start-steps and --rambling concern the tiny model"),
+        ({"steps": 9}, {"MODEL": "."}, "--warm-start-steps and --world concern the tiny model"),
+        ({"world": World(seed=1)}, {"MODEL": "."}, "--warm-start-steps and --world concern the tiny model"),
     ],
 )
 def test_settings_of_the_tiny_model(prepared, tiny_model, variables, message):

@@ -634,6 +634,16 @@ def test_the_control_experiment_replays_answers_of_another_query_under_this_ones
     assert rows[f"{uid}_{N}_0"]["prompts"].tolist() == rows[f"{uid}_0_0"]["prompts"].tolist()
 
 
+@pytest.mark.parametrize("outcome, rescued", [("both", {"hard", "easy"}), ("correct", {"hard"}), ("wrong", {"easy"})])
+def test_only_the_outcomes_that_are_asked_for_are_replayed(history, make_buffer, outcome, rescued):
+    samples = [stored(query="hard", correct=True, step=1), stored(query="easy", correct=False, step=1)]
+    history.add(samples, step=1)
+    write_group("hard", ("wrong",) * N, step=2)
+    write_group("easy", ("right",) * N, step=2)
+    batch, _ = make_buffer(outcome=outcome).sample(2, "train", 2)
+    assert {tag["group"] for tag in batch.tags if "replay_age" in tag} == rescued
+
+
 def test_tokens_that_dynamic_sampling_throws_away_are_counted(transfer_queue, make_buffer):
     buffer = ReplayBuffer(
         *("sync", {}, None, "drop", {}),

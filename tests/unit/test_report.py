@@ -11,7 +11,7 @@ import yaml
 
 from r3_ext.launch import report_line
 from r3_ext.report import figures, findings
-from r3_ext.report.bands import T_975, interval, limits, seed_band, smooth, thin, window_of
+from r3_ext.report.bands import interval, limits, seed_band, smooth, thin, window_of
 from r3_ext.report.command import main, write
 from r3_ext.report.runs import Arm, ReportError, Run, arms_of, find_folders, generated_tokens, load_run
 
@@ -75,18 +75,6 @@ def noisy_rows(seed, steps):
 
 
 # Bands
-
-
-def student_share(t, degrees, pieces=20_000):
-    """P(0 < T < t), by summing Student's density."""
-    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
-    x = (np.arange(pieces) + 0.5) * t / pieces
-    return scale * np.sum((1 + x**2 / degrees) ** (-(degrees + 1) / 2)) * t / pieces
-
-
-@pytest.mark.parametrize("degrees", range(1, len(T_975) + 1))
-def test_the_table_holds_the_quantiles_of_students_t(degrees):
-    assert student_share(T_975[degrees - 1], degrees) == pytest.approx(0.475, abs=2e-5)
 
 
 def test_three_seeds_have_the_t_interval_of_their_mean():

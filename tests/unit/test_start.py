@@ -119,7 +119,7 @@ def test_a_free_setting_is_taken_and_shown():
         (["data.seed=9"], "data.seed"),
         (["actor_rollout_ref.model.path=other"], "actor_rollout_ref.model.path"),
         (["--profile", "gpu_1x24gb"], "--profile"),
-        (["--rambling"], "--rambling"),
+        (["--world", "seed=1"], "--world"),
     ],
 )
 def test_what_makes_it_another_run_needs_change(given, key):

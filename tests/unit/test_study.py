@@ -69,7 +69,7 @@ def test_an_accuracy_that_is_touched_and_lost_counts_from_the_last_crossing():
 
 def test_the_spread_over_seeds_is_a_t_interval_without_missing_values():
     found = outcome.spread([1.0, 2.0, 3.0, 4.0, 5.0, math.nan])
-    half = 2.7764 * math.sqrt(2.5) / math.sqrt(5)
+    half = 2.776445 * math.sqrt(2.5) / math.sqrt(5)
     assert found == {"mean": 3.0, "low": pytest.approx(3 - half), "high": pytest.approx(3 + half), "seeds": 5}
     assert outcome.spread([1.0, 2.0]) == {"mean": 1.5, "seeds": 2}
     assert math.isnan(outcome.spread([])["mean"])
@@ -103,7 +103,9 @@ def r3_settings(overrides):
     return OmegaConf.to_container(config, resolve=True)["algorithm"]["r3"]
 
 
-@pytest.mark.parametrize("name", [name for name in arms.FIGURES["settings"][1] if name != "r3"])
+@pytest.mark.parametrize(
+    "name", ["k_4", "alpha_2", "tau_0.5", "p_0.05", "own_prompt", "successes", "failures", "contrast"]
+)
 def test_a_setting_is_tried_alone(name):
     full, tried = r3_settings(()), r3_settings(arms.ARMS[name].overrides)
     changed = [
@@ -124,14 +126,14 @@ def test_arms_differ_from_the_full_method_in_their_mechanism_alone():
         only, without = flat(arms.ARMS[name].overrides), flat(arms.ARMS[f"no_{name}"].overrides)
         assert only[key] and not any(only[other] for other in others)
         assert not without[key] and all(without[other] for other in others)
-    control = flat(arms.ARMS["ccr_random"].overrides)
+    control = flat(arms.ARMS["wrong_content"].overrides)
     assert {key for key in control if control[key] != flat(arms.ARMS["ccr"].overrides)[key]} == {"other_queries"}
 
 
 def cell(folder, validations, code=0):
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(*validations)))
-    summary = summarise(rows(*validations), batch_size=16, n=4, seconds_total=1.0) | {"exit_code": code}
+    summary = summarise(rows(*validations), batch_size=16, n=4, seconds_total=1.0) | {"exit_code": code, "updates": 4}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -182,11 +184,11 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
     assert results["arms"]["r3"]["difference"]["grpo"]["mean"] == pytest.approx(0.1)
     assert (tmp_path / "curves.csv").read_text().splitlines()[1] == "grpo,0,0,0.2"
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["r3", "3", "0.50", "±0.25"] in [line[:4] for line in lines]
+    assert ["r3", "3", "0.50", "±", "0.25"] in [line[:5] for line in lines]
     # Three cells of two steps: groups, dead, met replay, ranking, left dead, rows replayed, reflections, solved.
     assert ["r3", "30", "24", "12", "6", "6", "12", "6", "6"] in lines
-    assert (tmp_path / "ledger.csv").read_text().splitlines()[1] == "grpo,0,2,200,14,10,2,6,2,4,2,2,4,2,2"
-    assert {path.name for path in tmp_path.glob("*.png")} == {"methods.png", "mechanisms.png"}
+    assert (tmp_path / "ledger.csv").read_text().splitlines()[1] == "grpo,0,2,200,14,10,2,6,2,4,2,2,4,2,2,4,132,1"
+    assert {path.name for path in tmp_path.glob("*.png")} == {"dots.png", "curves.png"}
 
 
 @pytest.fixture
@@ -238,18 +240,21 @@ def test_a_record_of_another_version_is_summarised_as_well(tmp_path, capsys):
     ]
 
 
-def test_a_figure_shows_the_mean_of_the_curves_that_reach_the_budget():
+def test_a_figure_shows_every_world_and_the_interval_of_those_that_reach_the_budget():
     curves = {
         "grpo": {0: straight(0.3), 1: straight(0.4), 2: straight(0.5)},
-        "r3": {0: straight(0.5), 1: straight(0.9, budget=50.0)},
+        "r3": {0: straight(0.5), 1: straight(0.6), 2: straight(0.8), 3: straight(0.9, budget=50.0)},
     }
-    found = figure.section("methods", curves, 100)
-    grpo, r3 = found.panels[0].curves
-    assert grpo.band.y[[0, -1]] == pytest.approx([0.2, 0.4]) and grpo.band.x[-1] == 100
-    assert grpo.band.low[-1] == pytest.approx(0.4 - 4.3027 * 0.1 / math.sqrt(3))
-    assert r3.band.y[-1] == pytest.approx(0.5) and r3.band.low is None, "one seed has no interval"
-    assert [key.label for key in found.legend] == ["GRPO (3)", "R^3, all three (1)"]
-    assert figure.section("removals", curves, 100) is None, "one arm is no comparison"
+    left, right = figure.dots(curves, 100).axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["GRPO (3)", "R^3, all three (3)"]
+    grpo, grpo_bar, grpo_mean, r3, *_ = [line.get_xdata().tolist() for line in left.lines]
+    assert grpo == pytest.approx([0.3, 0.4, 0.5]) and r3 == pytest.approx([0.5, 0.6, 0.8])
+    assert grpo_mean == pytest.approx([0.4])
+    assert grpo_bar == pytest.approx([0.4 - 4.302653 * 0.1 / math.sqrt(3), 0.4 + 4.302653 * 0.1 / math.sqrt(3)])
+    assert right.lines[0].get_xdata() == pytest.approx([0.2, 0.2, 0.3]), "paired by world"
+    (lines,) = figure.means(curves, 100).axes
+    assert [line.get_ydata()[-1] for line in lines.lines] == pytest.approx([0.4, 1.9 / 3])
+    assert figure.dots({"grpo": curves["grpo"]}, 100) is None, "one arm is no comparison"
 
 
 def test_the_committed_record_gives_the_committed_results(tmp_path, capsys):
@@ -278,15 +283,14 @@ def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
     assert "seed 1  was killed" in out and "failed: grpo seed 1" in out
 
 
-def test_dapo_is_validated_after_every_step_of_the_embedded_profile_only():
+def test_dapo_updates_as_often_as_the_others_on_the_embedded_profile_only():
     args = command.parse(["--tokens", "200"])
 
-    def frequencies(arm: str, profile: str) -> list[str]:
-        return [part for part in command.cell_command(args, profile, arm, 0) if part.startswith("trainer.test_freq=")]
+    def batches(arm: str, profile: str) -> list[str]:
+        return [part for part in command.cell_command(args, profile, arm, 0) if "batch_size" in part]
 
-    assert frequencies("dapo", "embedded")[-1] == "trainer.test_freq=1"
-    assert frequencies("r3", "embedded") == ["trainer.test_freq=5"]
-    assert frequencies("dapo", "gpu_8x80gb") == []
+    assert batches("dapo", "embedded") == ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
+    assert batches("r3", "embedded") == batches("dapo", "gpu_8x80gb") == []
 
 
 GRPO = ["--arms", "grpo", "--seeds", "0", "--tokens", "200", "--profile", "embedded"]
@@ -374,21 +378,32 @@ def test_cells_with_other_settings_or_another_tiny_model_do_not_join_a_study(tmp
     assert command.plan_of(args, "gpu_8x80gb") == on_gpus
 
 
-def test_a_study_of_the_rambling_model_is_another_study_and_says_so_to_its_cells():
-    steady, rambling = command.parse([]), command.parse(["--rambling"])
-    assert command.plan_of(rambling, "embedded") == command.plan_of(steady, "embedded") | {"rambling": True}
-    assert "--rambling" in command.cell_command(rambling, "embedded", "r3", 0)
-    assert "--rambling" not in command.cell_command(steady, "embedded", "r3", 0)
+def test_a_seed_is_a_world_where_problems_are_generated(monkeypatch):
+    def world(profile, *options):
+        told = command.cell_command(command.parse([*options]), profile, "r3", 7)
+        return told[told.index("--world") + 1] if "--world" in told else None
+
+    for name in ("DATA", "MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    assert world("embedded") == "seed=7" and world("gpu_8x80gb") is None
+    assert world("embedded", "--world", "mistaken=0") == "mistaken=0,seed=7"
+    monkeypatch.setenv("DATA", "train.parquet")
+    assert world("embedded") is None
+
+
+def test_worlds_with_other_properties_are_another_study():
+    plain, other = command.parse([]), command.parse(["--world", "mistaken=0"])
+    assert command.plan_of(other, "embedded") == command.plan_of(plain, "embedded") | {"world": "mistaken=0"}
 
 
 @pytest.mark.parametrize("profile,data", [("gpu_8x80gb", None), ("embedded", "train.parquet")])
-def test_the_rambling_model_is_refused_where_nothing_is_generated(profile, data, tmp_path, monkeypatch, capsys):
+def test_a_world_is_refused_where_nothing_is_generated(profile, data, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("DATA", raising=False)
     if data:
         monkeypatch.setenv("DATA", data)
     for main, folder in ((launch.main, "--outputs"), (command.main, "--out")):
-        assert main(["--rambling", "--profile", profile, folder, str(tmp_path)]) == 2
-        assert "error: --rambling concerns the problems" in capsys.readouterr().out and not list(tmp_path.iterdir())
+        assert main(["--world", "stuck=0", "--profile", profile, folder, str(tmp_path)]) == 2
+        assert "error: --world concerns the problems" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
 def test_a_run_ends_at_the_first_validation_behind_its_budget(tmp_path):

@@ -1,0 +1,74 @@
+"""A world of arithmetic: what the small model knows, what it believes wrongly, and how its answers fail.
+
+Everything in a world is drawn from its seed: model, facts and mistakes, training and validation problems. The other
+fields say how much there is of what R^3 repairs, and each has a neutral value at which there is nothing of it. As text:
+
+    seed=3,mistaken=0,reflection=0.5        what is not named has its default
+"""
+
+from dataclasses import dataclass, fields
+
+LEVELS = 6
+"""Most steps of a problem."""
+
+
+@dataclass(frozen=True)
+class World:
+    seed: int = 0
+    mistaken: float = 0.15
+    """Share of the facts that are almost always told wrongly; 0: none, so that no problem is hard for good."""
+    reflection: float = 1.0
+    """What a reflection prompt is worth, from 0 (answers are no better under it) to 1 (nearly every failure goes)."""
+    overlong: float = 0.75
+    """Share of the answers that are written at length: right so far, and cut off where a problem has five steps or
+    more; 0: none."""
+    stuck: float = 0.15
+    """Share of the answers that do not get past one of the steps and never end; 0: none."""
+    train: str = "1-6"
+    """Levels (steps) of the training problems, as LOWEST-HIGHEST."""
+    val: str = "1-6"
+    """Levels of the validation problems."""
+
+    def __post_init__(self):
+        _require(self.seed >= 0, "seed", "at least 0", self.seed)
+        for name in ("mistaken", "reflection", "overlong", "stuck"):
+            _require(0 <= (value := getattr(self, name)) <= 1, name, "from 0 to 1", value)
+        for name in ("train", "val"):
+            low, _, high = (text := getattr(self, name)).partition("-")
+            ok = low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= LEVELS
+            _require(ok, name, f"two numbers of steps from 1 to {LEVELS}, such as 1-{LEVELS}", text)
+
+    def levels(self, split: str) -> range:
+        """Numbers of steps of the problems of `train` or `val`."""
+        low, high = map(int, getattr(self, split).split("-"))
+        return range(low, high + 1)
+
+    def __str__(self) -> str:
+        """The text that `parse` reads: what differs from the default."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ",".join(f"{name}={value}" for name, value in named.items() if value != getattr(World, name))
+
+
+def parse(text: str) -> World:
+    """The world of a text; "" is the default one.
+
+    Raises:
+        ValueError: a name that is no field, or a value that it cannot have, in one sentence.
+    """
+    known, values = {field.name: field.type for field in fields(World)}, {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if name not in known or not equals:
+            raise ValueError(f"--world {text}: {part!r} is not one of {', '.join(f'{name}=...' for name in known)}")
+        if name in values:
+            raise ValueError(f"--world {text}: {name} is given twice")
+        try:
+            values[name] = known[name](value)
+        except ValueError:
+            raise ValueError(f"--world {name} must be a number, got {value!r}") from None
+    return World(**values)
+
+
+def _require(ok: bool, name: str, rule: str, value: object) -> None:
+    if not ok:
+        raise ValueError(f"--world {name} must be {rule}, got {value!r}")

@@ -1,0 +1,95 @@
+"""What a study of several experiments found, as Markdown: written from the record, never by hand."""
+
+import math
+
+from r3_ext.study import arms
+from r3_ext.study.design import Design
+from r3_ext.study.hypotheses import Verdict
+from r3_ext.study.outcome import REFERENCES
+
+COSTS = {
+    "generated_tokens": "generated tokens",
+    "reflection_tokens": "of them under reflection",
+    "steps": "steps",
+    "updates": "updates",
+    "trained_rows": "trained rows",
+    "seconds": "seconds",
+}
+LEDGER = {
+    "groups_total": "groups",
+    "groups_mixed": "mixed",
+    "groups_all_wrong": "all wrong",
+    "groups_all_correct": "all right",
+    "groups_rescued_by_replay": "replay",
+    "groups_ranked": "ranking",
+    "groups_still_dead": "still dead",
+    "reflection_prompts": "reflections",
+    "reflection_solved": "solved",
+}
+
+
+def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict | None]) -> str:
+    """Markdown with the verdicts and, for each folder of `found`, what its arms reached, cost and did."""
+    parts = ["# Results", "Made by `r3 study --plan PLAN --out FOLDER --summarise` from the record beside it.", ""]
+    parts += ["## Hypotheses", "", *verdict_table(design, verdicts)]
+    for folder, of in found.items():
+        worlds = next((one.world for one in design.experiments if one.folder == folder), "")
+        title = f"## {folder}: at {of['tokens']:,} generated tokens" + (f", worlds with {worlds}" if worlds else "")
+        parts += ["", title, "", f"![Every world of every arm]({folder}/dots.png)", "", *arm_table(of["arms"])]
+        if any("ledger" in row for row in of["arms"].values()):
+            parts += ["", "A cell on average: what it cost, and what became of its groups.", ""]
+            parts += [*sums_table(of["arms"], COSTS), "", *sums_table(of["arms"], LEDGER)]
+    return "\n".join(parts) + "\n"
+
+
+def verdict_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[str]:
+    rows = []
+    for hypothesis in design.hypotheses:
+        verdict = verdicts[hypothesis.name]
+        known = ("", "", "", "", "no data yet")
+        if verdict:
+            known = (
+                str(verdict.worlds),
+                f"{verdict.estimate:+.3f}",
+                f"{verdict.low:+.3f} to {verdict.high:+.3f}",
+                f"{verdict.corrected_low:+.3f} to {verdict.corrected_high:+.3f}",
+                f"**{verdict.verdict}**",
+            )
+        bound = f"{hypothesis.claim} {hypothesis.bound:g}"
+        rows.append((hypothesis.family, hypothesis.says, bound, *known))
+    head = ("family", "hypothesis", "claim", "worlds", "estimate", "95 % interval", "corrected interval", "verdict")
+    return table(head, rows)
+
+
+def arm_table(found: dict[str, dict]) -> list[str]:
+    rows = []
+    for arm, row in found.items():
+        differences = [
+            spread(row["difference"][other], "+") if other in row["difference"] else "" for other in REFERENCES
+        ]
+        accuracy = row["accuracy"]
+        rows.append(
+            (arms.title(arm), str(accuracy["seeds"]), spread(accuracy), spread(row["mean_accuracy"]), *differences)
+        )
+    return table(("arm", "worlds", "Pass@1 at the budget", "mean over the budget", "to GRPO", "to R^3"), rows)
+
+
+def sums_table(found: dict[str, dict], columns: dict[str, str]) -> list[str]:
+    """Means over the cells of an arm of these columns of the ledger."""
+    rows = []
+    for arm, row in found.items():
+        if "ledger" in row:
+            values = [row["ledger"].get(name) for name in columns]
+            rows.append((arms.title(arm), *("" if v is None else f"{v / row['cells']:,.0f}" for v in values)))
+    return table(("arm", *columns.values()), rows)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
+
+
+def spread(found: dict, sign: str = "", digits: int = 3) -> str:
+    if not math.isfinite(found["mean"]):
+        return ""
+    half = f" ± {(found['high'] - found['low']) / 2:.{digits}f}" if "low" in found else ""
+    return f"{found['mean']:{sign}.{digits}f}{half}"
