@@ -257,15 +257,34 @@ def test_a_figure_shows_every_world_and_the_interval_of_those_that_reach_the_bud
     assert figure.dots({"grpo": curves["grpo"]}, 100) is None, "one arm is no comparison"
 
 
-def test_the_committed_record_gives_the_committed_results(tmp_path, capsys):
-    """The README's table is this one: it must follow from the files beside it, on any machine."""
-    for committed in (ROOT / "examples" / "results").iterdir():
-        out = tmp_path / committed.name
-        shutil.copytree(committed, out)
-        (out / "results.json").unlink()
-        assert command.main(["--summarise", "--out", str(out)]) == 0
-        for name in ("results.json", "curves.csv", "ledger.csv"):
-            assert (out / name).read_text() == (committed / name).read_text(), committed / name
+RESULTS = ROOT / "examples" / "results"
+STUDIES = sorted(path.parent.name for path in RESULTS.glob("*/study.json"))
+PLANNED = sorted(path.parent.name for path in RESULTS.glob("*/results.md"))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_committed_record_gives_the_committed_results(name, tmp_path, capsys):
+    """What the README says of a study must follow from the files beside it, on any machine."""
+    out = tmp_path / name
+    shutil.copytree(RESULTS / name, out)
+    (out / "results.json").unlink()
+    assert command.main(["--summarise", "--out", str(out)]) == 0
+    for file in ("results.json", "curves.csv", "ledger.csv"):
+        assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsys):
+    out, plan = tmp_path / name, ROOT / "examples" / "studies" / f"{name}.yaml"
+    shutil.copytree(RESULTS / name, out)
+    made = [
+        path.relative_to(out) for path in out.rglob("*") if path.name in ("results.json", "results.md", "verdicts.json")
+    ]
+    for file in made:
+        (out / file).unlink()
+    assert command.main(["--plan", str(plan), "--summarise", "--out", str(out)]) == 0
+    for file in made:
+        assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
 
 
 @pytest.mark.usefixtures("cells_without_python")
