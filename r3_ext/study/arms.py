@@ -29,14 +29,17 @@ def _replay(**settings: str) -> tuple[str, ...]:
 
 ARMS = {
     "grpo": Arm("GRPO", "grpo"),
-    "grpo_live": Arm("GRPO, dead groups not counted in the loss", "grpo", ("algorithm.adv_estimator=grpo_live",)),
+    "grpo_live": Arm("GRPO, equal rewards not counted in the loss", "grpo", ("algorithm.adv_estimator=grpo_live",)),
     "grpo_2pass": Arm("GRPO, two passes over each batch", "grpo", ("actor_rollout_ref.actor.ppo_epochs=2",)),
-    # Of its groups about every fourth is mixed: a quarter of the batch gives it as many updates for the same tokens.
+    # About every fourth group is mixed: a quarter of the batch gives it as many updates for the same tokens. The ledger
+    # counts them.
     "dapo": Arm(
         "DAPO (dynamic sampling, clip-higher)",
         "dapo",
         embedded=("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
     ),
+    # GRPO with what is tuned for R^3: what the mechanisms add is not to be mixed up with a learning rate.
+    "none": Arm("R^3 with all three off", "r3", _only()),
     "ccr": Arm("+CCR", "r3", _only("ccr")),
     "isr": Arm("+ISR", "r3", _only("isr")),
     "serr": Arm("+SERR", "r3", _only("serr")),
@@ -49,9 +52,9 @@ ARMS = {
     "failures": Arm("R^3, failures replayed only", "r3", _replay(outcome="wrong")),
     "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
     "distil": Arm(
-        "reflect and distil: replayed successes alone are trained, no contrast",
+        "R^3, successes replayed and trained without their group",
         "r3",
-        (*_only("ccr", "isr"), *_replay(outcome="correct", trains="replayed")),
+        _replay(outcome="correct", trains="replayed"),
     ),
     "wrong_content": Arm("+CCR with answers to other problems", "r3", (*_only("ccr"), *_replay(other_queries="True"))),
     "serr_literal": Arm(

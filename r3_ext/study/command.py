@@ -32,21 +32,22 @@ from rich.table import Table
 
 from r3_ext import supervise
 from r3_ext.config import check_choice, compose_config
+from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT
-from r3_ext.prepare import model_and_data
+from r3_ext.prepare import VARIABLES, model_and_data
 from r3_ext.run_folder import claim, held, is_run
-from r3_ext.start import check_world
 from r3_ext.study import arms, figure, hypotheses, record, text
-from r3_ext.study.design import Design, read_design
+from r3_ext.study.design import Design, choices, read_design
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
-from r3_ext.study.plan import check_plan, plan_of, read_plan
+from r3_ext.study.plan import PLAN, check_plan, plan_of, read_plan
 from r3_ext.summary import read_metrics
 
 FREE = {"arms": arms.DEFAULT, "seeds": range(5), "tokens": 60_000, "world": ""}
 """Options of a study without a plan, and their defaults."""
+KEPT = "plan.yaml"
 SEED = re.compile(r"seed_(0|-?[1-9][0-9]*)")
 
 
@@ -73,6 +74,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error(f"{given[0]} is what --plan says: leave one of them out")
     if args.only and not args.plan:
         parser.error("--only names experiments of a plan: give --plan")
+    args.tuned, args.is_tuned = {}, False
     for name, value in FREE.items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     for name, value in {"--tokens": args.tokens, "--jobs": args.jobs}.items():
@@ -92,6 +94,8 @@ def main(argv: list[str]) -> int:
     try:
         design = read_design(args.plan) if args.plan else None
         studies = [args] if design is None else studies_of(args, design)
+        if design:
+            keep(args.plan, args.out)
         for study in studies:
             check(study, profile)
     except (ValueError, OSError) as error:
@@ -101,9 +105,15 @@ def main(argv: list[str]) -> int:
     if not args.summarise:
         with shared_interpreter(profile) as (python, env):
             for study in studies:
+                try:
+                    begin(study, profile, design)
+                except ValueError as error:
+                    failed.append(f"{study.out.name}, {error}")
+                    continue
                 failed += train(study, profile, console, python, env)
+                record.update(study.out, complete_cells(study.out, study.tokens, say), tuple(arms.ARMS))
     found = {}
-    for out in dict.fromkeys(study.out for study in studies):
+    for out in dict.fromkeys(study.out for study in studies if (study.out / PLAN).exists()):
         found[out.name] = summarise(out, read_plan(out), say)
         show(found[out.name], console, out.name if design else "")
     if design:
@@ -116,11 +126,25 @@ def main(argv: list[str]) -> int:
     return 1 if failed else 0
 
 
+def keep(plan: Path, out: Path) -> None:
+    """Keep the plan beside the cells that follow it.
+
+    Raises:
+        ValueError: they follow another.
+    """
+    kept = out / KEPT
+    if kept.exists() and kept.read_bytes() != plan.read_bytes():
+        raise ValueError(f"{out} follows another plan than {plan}, its own is {kept}: take that one, or another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    if not kept.exists():
+        shutil.copyfile(plan, kept)
+
+
 def studies_of(args: argparse.Namespace, design: Design) -> list[argparse.Namespace]:
     """The arguments of each experiment; to be summarised, of those that have begun.
 
     Raises:
-        ValueError: --only names none of them, or nothing has begun.
+        ValueError: --only names none of them, nothing has begun, or the tuning of one is not complete.
     """
     names = [experiment.name for experiment in design.experiments]
     if unknown := sorted(set(args.only or ()) - set(names)):
@@ -132,14 +156,31 @@ def studies_of(args: argparse.Namespace, design: Design) -> list[argparse.Namesp
             continue
         if args.only is None or chosen.name in args.only:
             values = {name: getattr(chosen, name) for name in ("arms", "seeds", "tokens", "world")}
-            studies.append(argparse.Namespace(**vars(args) | values | {"out": out, "overrides": [*chosen.overrides]}))
+            values |= {"out": out, "overrides": [*chosen.overrides], "is_tuned": chosen.tuned}
+            studies.append(argparse.Namespace(**vars(args) | values))
+    if args.only and not args.summarise and not set(design.tuning.candidates if design.tuning else ()) & set(args.only):
+        for study in studies:
+            tune(study, design)
     if not studies:
         raise ValueError(f"{args.out} holds no experiment of {args.plan}; --out names its folder")
     return studies
 
 
+def tune(study: argparse.Namespace, design: Design | None) -> None:
+    """Give a tuned experiment the overrides that did best; raises ValueError while the tuning is not complete."""
+    if design and study.is_tuned:
+        picked = choices(design, recorded_curves(study.out.parent, design))
+        study.tuned = {arm: [*candidate.overrides] for arm, candidate in picked.items()}
+
+
+def begin(study: argparse.Namespace, profile: str, design: Design | None) -> None:
+    """Write the plan of a new study, or raise ValueError where the one that is there is another."""
+    tune(study, design)
+    check_plan(study.out, plan_of(study, profile))
+
+
 def check(args: argparse.Namespace, profile: str) -> None:
-    """Refuse what could not be trained or summarised, and write the plan of a new study.
+    """Refuse what could not be trained or summarised.
 
     Raises:
         ValueError: an option, a setting of an arm, data, a record that cannot be read, or a folder of others.
@@ -150,7 +191,9 @@ def check(args: argparse.Namespace, profile: str) -> None:
     else:
         if args.world:
             # Its seed is the cell's.
-            check_world(f"{args.world},seed=0", profile, os.environ.get("DATA"))
+            parse_world(f"{args.world},seed=0")
+            if not generates(profile, args.overrides):
+                raise ValueError("--world concerns the problems that the profile embedded generates; leave it out")
         check_choice("profile", profile)
         for arm in args.arms:
             own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
@@ -160,7 +203,8 @@ def check(args: argparse.Namespace, profile: str) -> None:
         for arm in args.arms:
             for seed in args.seeds:
                 claim((args.out / arm / f"seed_{seed}").absolute())
-        check_plan(args.out, plan_of(args, profile))
+        if not args.is_tuned:
+            check_plan(args.out, plan_of(args, profile))
     record.read_curves(args.out), record.read_ledger(args.out)
 
 
@@ -231,9 +275,16 @@ def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) ->
     ]
 
 
+def generates(profile: str, overrides: list[str]) -> bool:
+    """Whether the cells have a model and problems of their own, made from the seed."""
+    named = {override.lstrip("+").partition("=")[0] for override in overrides}
+    given = {key for name, key in VARIABLES.items() if os.environ.get(name)} | named
+    return profile == EMBEDDED_PROFILE and not given & set(VARIABLES.values())
+
+
 def world_of(args: argparse.Namespace, profile: str, seed: int) -> list[str]:
     """On generated problems a seed is a world: a model, facts and problems of its own."""
-    if profile != EMBEDDED_PROFILE or any(os.environ.get(name) for name in ("DATA", "MODEL")):
+    if not generates(profile, args.overrides):
         return []
     return ["--world", ",".join(filter(None, [args.world, f"seed={seed}"]))]
 
@@ -247,6 +298,7 @@ def settings_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> 
         *(f"algorithm.r3.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"),
         *chosen.overrides,
         *args.overrides,
+        *args.tuned.get(arm, ()),
     ]
 
 
@@ -291,6 +343,9 @@ def summarise(out: Path, plan: dict, say) -> dict:
     # From the record, whose figures are rounded: it gives the same results again, on any machine.
     curves, ledger = record.read_curves(out), record.read_ledger(out)
     results = {**plan, "arms": compare(curves, plan["tokens"])}
+    commits = {row.get(record.COMMIT) for rows in ledger.values() for row in rows.values()} - {None}
+    if commits:
+        results["commits"] = sorted(commits)
     for arm, rows in ledger.items():
         kept = [key for key in record.COUNTS if all(key in row for row in rows.values())]
         results["arms"][arm]["ledger"] = {key: sum(row[key] for row in rows.values()) for key in kept}
@@ -311,13 +366,17 @@ def to_json(value):
 
 def verdicts(out: Path, design: Design) -> dict[str, hypotheses.Verdict | None]:
     """What the record says of each hypothesis; writes verdicts.json."""
-    curves = {
-        f"{folder}/{arm}": cells for folder in design.budgets for arm, cells in record.read_curves(out / folder).items()
-    }
-    found = hypotheses.judge(design.hypotheses, curves, design.budgets)
+    found = hypotheses.judge(design.hypotheses, recorded_curves(out, design), design.budgets, design.worlds)
     written = {name: verdict and dataclasses.asdict(verdict) for name, verdict in found.items()}
     (out / "verdicts.json").write_text(json.dumps(to_json(written), indent=2) + "\n")
     return found
+
+
+def recorded_curves(out: Path, design: Design) -> record.Curves:
+    """By FOLDER/ARM and world."""
+    return {
+        f"{folder}/{arm}": cells for folder in design.budgets for arm, cells in record.read_curves(out / folder).items()
+    }
 
 
 def show_verdicts(design: Design, found: dict[str, hypotheses.Verdict | None], console: Console) -> None:
@@ -327,7 +386,8 @@ def show_verdicts(design: Design, found: dict[str, hypotheses.Verdict | None], c
         figures = ("", "", "", "no data yet")
         if verdict:
             interval = f"{verdict.corrected_low:+.3f} to {verdict.corrected_high:+.3f}"
-            figures = (str(verdict.worlds), f"{verdict.estimate:+.3f}", interval, verdict.verdict)
+            of = f"{verdict.worlds} of {verdict.planned}"
+            figures = (of, f"{verdict.estimate:+.3f}", interval, text.final(verdict))
         rows.append((hypothesis.name, hypothesis.says, *figures))
     columns = ("hypothesis", "says", "worlds", "estimate", "corrected interval", "verdict")
     console.print(table_of("hypotheses of the plan", columns, rows))
@@ -360,7 +420,7 @@ def outcome_row(arm: str, found: dict) -> tuple[str, ...]:
             text.spread(found["difference"][other], "+", 2) if other in found["difference"] else ""
             for other in REFERENCES
         ),
-        "" if speedup is None else f"{speedup:.2f}" if math.isfinite(speedup) else "none",
+        "" if speedup is None else text.speedup(speedup),
     )
 
 

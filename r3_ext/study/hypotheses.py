@@ -1,7 +1,8 @@
 """What a study set out to test, judged from its record: pure functions, no runs, no files.
 
 A hypothesis claims that a contrast of arms lies above or below a bound. A contrast is a weighted sum of a measure over
-arms, taken in each world by itself: {"r3": 1, "grpo": -1} is the paired difference. Shapes: W worlds, M hypotheses.
+arms, taken in each world by itself: {"main/r3": 1, "main/grpo": -1} is the paired difference, and
+{"main/r3@30000": 1, "main/grpo": -1} that of R^3 at half of GRPO's tokens. Shapes: W worlds, M hypotheses.
 """
 
 import math
@@ -10,14 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from r3_ext.study.outcome import Curve, accuracy_at, mean_accuracy, mean_curve, tokens_to
+from r3_ext.study.outcome import Curve, accuracy_at, mean_accuracy
 
 MEASURES = {"accuracy": accuracy_at, "mean_accuracy": mean_accuracy}
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "not decided"
 LEVEL = 0.05
 LEAST_WORLDS = 3
 """Below that there is no interval worth the name."""
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Hypothesis:
     name: str
     says: str
     contrast: dict[str, float]
-    """Weights by FOLDER/ARM."""
+    """Weights by FOLDER/ARM or FOLDER/ARM@TOKENS; they add up to 0."""
     measure: str
-    """One of MEASURES, or `speedup`: the tokens the second arm needs for its final accuracy over those of the first."""
+    """One of MEASURES."""
     claim: str
     """`above` or `below`."""
     bound: float
@@ -51,149 +51,116 @@ class Verdict:
     p: float
     """Two-sided, corrected."""
     worlds: int
+    planned: int
+    """Worlds that the plan has; while some are missing, no verdict is final."""
 
 
-def judge(hypotheses: list[Hypothesis], curves: dict[str, dict[int, Curve]], budgets: dict[str, float]) -> dict:
-    """The verdict of each hypothesis by name; None where fewer than LEAST_WORLDS worlds have all its arms.
+def judge(
+    hypotheses: tuple[Hypothesis, ...],
+    curves: dict[str, dict[int, Curve]],
+    budgets: dict[str, float],
+    planned: dict[str, tuple[int, ...]],
+) -> dict[str, Verdict | None]:
+    """The verdict of each hypothesis by name; None where fewer than LEAST_WORLDS planned worlds have all its arms.
 
     Within a family Holm's procedure corrects for their number: the hypothesis with the k-th smallest p-value of M
     (k from 0) is tested at LEVEL / (M - k), and none after the first that fails is held. Those without data count.
 
     Args:
-        curves: by FOLDER/ARM and world. budgets: tokens at which each FOLDER is compared.
+        curves: by FOLDER/ARM and world. budgets: tokens at which each FOLDER is compared. planned: worlds, too.
     """
     found = {}
     for family in {hypothesis.family: None for hypothesis in hypotheses}:
         members = [hypothesis for hypothesis in hypotheses if hypothesis.family == family]
-        tested = {hypothesis.name: test(hypothesis, curves, budgets) for hypothesis in members}
-        order = sorted(members, key=lambda hypothesis: getattr(tested[hypothesis.name], "p", math.inf))
+        values = {h.name: contrast_values(h, worlds_of(h, curves, budgets, planned), curves, budgets) for h in members}
+        order = sorted(members, key=lambda h: p_value(values[h.name], h.bound))
         is_open, largest = True, 0.0
         for place, hypothesis in enumerate(order):
-            result = tested[hypothesis.name]
-            if result is None:
+            values_W, left = values[hypothesis.name], len(members) - place
+            if len(values_W) < LEAST_WORLDS:
                 found[hypothesis.name] = None
                 continue
-            left = len(members) - place
-            largest = max(largest, min(1.0, left * result.p))
-            low, high = result.interval(LEVEL / left)
-            is_held = is_open and (low > hypothesis.bound if hypothesis.claim == "above" else high < hypothesis.bound)
+            largest = max(largest, min(1.0, left * p_value(values_W, hypothesis.bound)))
             is_open = is_open and largest < LEVEL
+            corrected = interval(values_W, LEVEL / left)
             found[hypothesis.name] = Verdict(
-                HELD if is_held else _otherwise(hypothesis, *result.interval(LEVEL)),
-                result.estimate,
-                *result.interval(LEVEL),
-                low,
-                high,
+                _verdict(hypothesis, is_open, *corrected),
+                float(values_W.mean()),
+                *interval(values_W, LEVEL),
+                *corrected,
                 largest,
-                result.worlds,
+                len(values_W),
+                len(_planned(hypothesis, planned)),
             )
     return {hypothesis.name: found[hypothesis.name] for hypothesis in hypotheses}
 
 
-def _otherwise(hypothesis: Hypothesis, low: float, high: float) -> str:
-    """A claim that is not held is given up where the 95 % interval leaves out an effect that would matter."""
-    if hypothesis.claim == "above":
-        return NOT_HELD if high < hypothesis.bound + hypothesis.matters else UNDECIDED
-    return NOT_HELD if low > hypothesis.bound - hypothesis.matters else UNDECIDED
+def _verdict(hypothesis: Hypothesis, is_open: bool, low: float, high: float) -> str:
+    """Held where the corrected interval lies beyond the bound; given up where it leaves out an effect that matters.
+
+    An interval beyond the bound that comes after a failure in its family, or whose worlds are all alike, says neither.
+    """
+    bound, matters = hypothesis.bound, hypothesis.matters
+    beyond, too_small = (low > bound, high < bound + matters)
+    if hypothesis.claim == "below":
+        beyond, too_small = (high < bound, low > bound - matters)
+    if beyond:
+        return HELD if is_open and low < high else UNDECIDED
+    return NOT_HELD if too_small and low < high else UNDECIDED
 
 
-@dataclass(frozen=True)
-class Tested:
-    """A contrast over W worlds: paired t statistics, or bootstrap resamples where the measure is no mean."""
-
-    estimate: float
-    values_W: np.ndarray
-    bound: float
-    resamples: np.ndarray | None = None
-
-    @property
-    def worlds(self) -> int:
-        return len(self.values_W)
-
-    @property
-    def p(self) -> float:
-        if self.resamples is not None:
-            below, above = (self.resamples <= self.bound).mean(), (self.resamples >= self.bound).mean()
-            return float(min(1.0, 2 * min(below, above) + 1 / len(self.resamples)))
-        if np.ptp(self.values_W) == 0:
-            return float(self.estimate == self.bound)
-        return float(stats.ttest_1samp(self.values_W, self.bound).pvalue)
-
-    def interval(self, level: float) -> tuple[float, float]:
-        if self.resamples is not None:
-            return tuple(float(end) for end in np.quantile(self.resamples, (level / 2, 1 - level / 2)))
-        half = stats.t.ppf(1 - level / 2, self.worlds - 1) * self.values_W.std(ddof=1) / math.sqrt(self.worlds)
-        return self.estimate - half, self.estimate + half
+def p_value(values_W: np.ndarray, bound: float) -> float:
+    """Two-sided, of the mean over worlds against the bound; inf where there are too few."""
+    if len(values_W) < LEAST_WORLDS:
+        return math.inf
+    if np.ptp(values_W) == 0:
+        return 1.0  # equal values leave nothing to estimate an error from
+    return float(stats.ttest_1samp(values_W, bound).pvalue)
 
 
-def test(hypothesis: Hypothesis, curves: dict[str, dict[int, Curve]], budgets: dict[str, float]) -> Tested | None:
-    worlds = worlds_of(hypothesis.contrast, curves, budgets)
-    if len(worlds) < LEAST_WORLDS:
-        return None
-    if hypothesis.measure == "speedup":
-        first, second = hypothesis.contrast
-        pairs = [(curves[first][world], curves[second][world]) for world in worlds]
-        resamples = bootstrap_speedup(pairs, budgets[_folder(second)])
-        estimate = speedup(pairs, budgets[_folder(second)])
-        return Tested(estimate, np.full(len(pairs), estimate), hypothesis.bound, resamples)
-    values_W = contrast_values(hypothesis.contrast, hypothesis.measure, worlds, curves, budgets)
-    return Tested(float(values_W.mean()), values_W, hypothesis.bound)
+def interval(values_W: np.ndarray, level: float) -> tuple[float, float]:
+    """The t-interval of the mean over worlds that misses it with probability `level`."""
+    half = stats.t.ppf(1 - level / 2, len(values_W) - 1) * values_W.std(ddof=1) / math.sqrt(len(values_W))
+    return float(values_W.mean() - half), float(values_W.mean() + half)
 
 
-def worlds_of(contrast: dict[str, float], curves: dict[str, dict[int, Curve]], budgets: dict[str, float]) -> list[int]:
-    """Worlds in which every arm of the contrast reaches its budget."""
-    reached = [
-        {
-            world
-            for world, curve in curves.get(arm, {}).items()
-            if math.isfinite(accuracy_at(curve, budgets[_folder(arm)]))
-        }
-        for arm in contrast
-    ]
-    return sorted(set.intersection(*reached)) if reached else []
+def worlds_of(
+    hypothesis: Hypothesis,
+    curves: dict[str, dict[int, Curve]],
+    budgets: dict[str, float],
+    planned: dict[str, tuple[int, ...]],
+) -> list[int]:
+    """Planned worlds in which every arm of the contrast reaches its budget."""
+
+    def reached(arm: str) -> set[int]:
+        at, tokens = place_of(arm, budgets)
+        return {world for world, curve in curves.get(at, {}).items() if math.isfinite(accuracy_at(curve, tokens))}
+
+    return sorted(_planned(hypothesis, planned).intersection(*map(reached, hypothesis.contrast)))
+
+
+def _planned(hypothesis: Hypothesis, planned: dict[str, tuple[int, ...]]) -> set[int]:
+    return set.intersection(*(set(planned[arm.partition("@")[0]]) for arm in hypothesis.contrast))
 
 
 def contrast_values(
-    contrast: dict[str, float],
-    measure: str,
-    worlds: list[int],
-    curves: dict[str, dict[int, Curve]],
-    budgets: dict[str, float],
+    hypothesis: Hypothesis, worlds: list[int], curves: dict[str, dict[int, Curve]], budgets: dict[str, float]
 ) -> np.ndarray:
     """(W,) the contrast in each world."""
-    of = MEASURES[measure]
-    return np.array(
-        [
-            sum(weight * of(curves[arm][world], budgets[_folder(arm)]) for arm, weight in contrast.items())
-            for world in worlds
-        ]
-    )
+    of = MEASURES[hypothesis.measure]
+    places = {arm: place_of(arm, budgets) for arm in hypothesis.contrast}
+
+    def value(world: int) -> float:
+        return sum(
+            weight * of(curves[places[arm][0]][world], places[arm][1]) for arm, weight in hypothesis.contrast.items()
+        )
+
+    return np.array([value(world) for world in worlds])
 
 
-def speedup(pairs: list[tuple[Curve, Curve]], budget: float) -> float:
-    """Budget over the tokens after which the mean of the first curves holds the final mean accuracy of the second.
-
-    Below 1 the first needs more than the budget; as its curve ends there, that is 0: "more than the budget", no size.
-    """
-    firsts, seconds = zip(*pairs, strict=True)
-    needed = tokens_to(
-        mean_curve(list(firsts), budget), float(np.mean([accuracy_at(curve, budget) for curve in seconds]))
-    )
-    return 0.0 if math.isinf(needed) else budget / max(needed, 1.0)
-
-
-def bootstrap_speedup(pairs: list[tuple[Curve, Curve]], budget: float, resamples: int = RESAMPLES) -> np.ndarray:
-    """(resamples,) speed-ups of worlds drawn with replacement, both arms of a world together."""
-    rng = np.random.default_rng(0)
-    grid = np.linspace(0, budget, 200)
-    first_WN = np.array([np.interp(grid, *first) for first, _ in pairs])
-    final_W = np.array([accuracy_at(second, budget) for _, second in pairs])
-    found = np.empty(resamples)
-    for number, chosen in enumerate(rng.integers(len(pairs), size=(resamples, len(pairs)))):
-        needed = tokens_to((grid, first_WN[chosen].mean(axis=0)), float(final_W[chosen].mean()))
-        found[number] = 0.0 if math.isinf(needed) else budget / max(needed, 1.0)
-    return found
-
-
-def _folder(arm: str) -> str:
-    return arm.rpartition("/")[0]
+def place_of(arm: str, budgets: dict[str, float]) -> tuple[str, float]:
+    """FOLDER/ARM and the tokens it is read at: those after the @, else the folder's. 0 where they are no number."""
+    at, _, tokens = arm.partition("@")
+    if tokens:
+        return at, float(tokens) if tokens.isdecimal() else 0.0
+    return at, budgets.get(at.rpartition("/")[0], 0.0)

@@ -84,11 +84,10 @@ def compare(curves: dict[str, dict[int, Curve]], budget: float) -> dict[str, dic
     """Figures of each arm at `budget` generated tokens, from its curves by seed.
 
     accuracy, mean_accuracy: see above. difference: of `accuracy` to that of each arm of REFERENCES, seed by seed.
-    speedup: budget over the tokens from which on the arm's mean curve has the baseline's mean accuracy at the budget; 2
-    means half the tokens, NaN that the arm does not hold it. Without cells of a reference, its figures are absent.
+    speedup: see `speedup`, with the baseline's cells of the same seeds. Without cells of a reference, its figures are
+    absent.
     """
     at = {arm: {seed: accuracy_at(curve, budget) for seed, curve in cells.items()} for arm, cells in curves.items()}
-    finals = [value for value in at.get(BASELINE, {}).values() if not math.isnan(value)]
     found = {}
     for arm, cells in curves.items():
         found[arm] = {
@@ -100,9 +99,40 @@ def compare(curves: dict[str, dict[int, Curve]], budget: float) -> dict[str, dic
                 if reference in at
             },
         }
-        if finals:
-            needed = tokens_to(mean_curve(list(cells.values()), budget), np.mean(finals))
-            found[arm]["speedup"] = budget / needed if needed not in (0.0, math.inf) else math.nan
+        if BASELINE in curves:
+            both = [seed for seed in cells if math.isfinite(at[arm][seed] + at[BASELINE].get(seed, math.nan))]
+            found[arm]["speedup"] = speedup([(cells[seed], curves[BASELINE][seed]) for seed in both], budget)
+    return found
+
+
+def speedup(pairs: list[tuple[Curve, Curve]], budget: float, resamples: int = 2000) -> dict[str, float]:
+    """Budget over the tokens from which on the mean of the first curves has the final mean accuracy of the second.
+
+    2 means half the tokens, 0 more than the budget: the curve ends there. NaN: the second gains nothing that could be
+    had sooner. low, high: 95 % of bootstrap resamples of the pairs, of three or more; where two arms are equal, chance
+    alone gives values above 1, so the interval is a description and no test.
+    """
+    if not pairs:
+        return {"mean": math.nan}
+    grid = np.linspace(0, budget, 200)
+    first_SN, second_SN = (
+        np.array([np.interp(grid, *curve) for curve in curves]) for curves in zip(*pairs, strict=True)
+    )
+
+    def of(chosen: np.ndarray) -> float:
+        mean_N, final = first_SN[chosen].mean(axis=0), second_SN[chosen, -1].mean()
+        if final <= second_SN[chosen, 0].mean():
+            return math.nan
+        needed = tokens_to((grid, mean_N), final - 1e-9)
+        return 0.0 if math.isinf(needed) else budget / max(needed, budget / len(grid))
+
+    found = {"mean": of(np.arange(len(pairs)))}
+    if len(pairs) >= 3:
+        drawn = np.random.default_rng(0).integers(len(pairs), size=(resamples, len(pairs)))
+        values = np.array([of(chosen) for chosen in drawn])
+        if np.isfinite(values).any():
+            low, high = np.nanquantile(values, (0.025, 0.975))
+            found |= {"low": float(low), "high": float(high)}
     return found
 
 
@@ -111,9 +141,3 @@ def on_grid(curves: list[Curve], budget: float, points: int = 200) -> tuple[np.n
     grid = np.linspace(0, budget, points)
     whole = [curve for curve in curves if not math.isnan(accuracy_at(curve, budget))]
     return grid, np.array([np.interp(grid, *curve) for curve in whole]).reshape(-1, points)
-
-
-def mean_curve(curves: list[Curve], budget: float) -> Curve:
-    """Mean accuracy of the curves that reach the budget; no points without."""
-    grid, y_SN = on_grid(curves, budget)
-    return (grid, y_SN.mean(axis=0)) if len(y_SN) else (_NONE, _NONE)

@@ -35,6 +35,8 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
         plan |= {"settings": list(arms.EMBEDDED), "warm_start": warm_start.VERSION}
     if args.world:
         plan["world"] = args.world
+    if args.tuned:
+        plan["tuned"] = args.tuned
     return plan
 
 

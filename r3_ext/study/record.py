@@ -18,6 +18,7 @@ from r3_ext.summary import GROUPS, read_metrics
 CURVES = "curves.csv"
 LEDGER = "ledger.csv"
 _CELL = ("arm", "seed")
+COMMIT = "commit"
 _POINT = ("generated_tokens", "accuracy")
 COUNTS = (
     *("steps", "generated_tokens", "reflection_tokens", *(f"groups_{name}" for name in GROUPS)),
@@ -27,9 +28,9 @@ COUNTS = (
 """`updates` are optimizer steps; `seconds` are those of the whole run, start-up included."""
 Curves = dict[str, dict[int, Curve]]
 """By arm and seed."""
-Ledger = dict[str, dict[int, dict[str, int]]]
-"""By arm, seed and column."""
-Cell = tuple[Curve, dict[str, int]]
+Ledger = dict[str, dict[int, dict[str, int | str]]]
+"""By arm, seed and column: COUNTS are numbers, COMMIT the code that the cell ran, "" where that is not known."""
+Cell = tuple[Curve, dict[str, int | str]]
 """Curve and row of the ledger."""
 
 
@@ -47,13 +48,15 @@ def read_ledger(out: Path) -> Ledger:
     found: Ledger = {}
     for row in _read(out / LEDGER, _CELL):
         known = {column: int(row[column]) for column in COUNTS if column in row}
+        known |= {COMMIT: row[COMMIT]} if COMMIT in row else {}
         found.setdefault(row["arm"], {})[int(row["seed"])] = known
     return found
 
 
-def ledger_of(summary: dict, rows: list[dict]) -> dict[str, int]:
+def ledger_of(summary: dict, rows: list[dict], commit: str) -> dict[str, int | str]:
     """A complete cell's row of the ledger, from its summary.json and metrics.jsonl."""
     return {
+        COMMIT: commit,
         "steps": summary["steps"],
         "generated_tokens": summary["generated_tokens"],
         "reflection_tokens": int(sum(row.get("reflection/tokens", 0) for row in rows)),
@@ -86,12 +89,17 @@ def read_cell(folder: Path, tokens: int) -> Cell | None:
         if not np.isfinite(curve).all():
             raise ValueError
         file = folder / "summary.json"
-        counts = ledger_of(summary, rows)
-        if not all(isinstance(count, int) for count in counts.values()):
+        counts = ledger_of(summary, rows, commit_of(folder))
+        if not all(isinstance(counts[column], int) for column in COUNTS):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise ValueError(f"{file} is not what a run writes") from None
     return (curve, counts) if len(curve[0]) > 1 and curve[0][-1] >= tokens else None
+
+
+def commit_of(folder: Path) -> str:
+    file = folder / "environment.json"
+    return (json.loads(file.read_text())["git"]["commit"] or "")[:9] if file.exists() else ""
 
 
 def update(out: Path, cells: dict[tuple[str, int], Cell], order: tuple[str, ...]) -> None:
@@ -107,7 +115,8 @@ def update(out: Path, cells: dict[tuple[str, int], Cell], order: tuple[str, ...]
     ]
     _write(out / CURVES, (*_CELL, *_POINT), points)
     # A record of an earlier version lacks some, and keeps lacking them.
-    columns = [column for column in COUNTS if all(column in row for _, _, row in _sorted(ledger, order))]
+    rows = [row for _, _, row in _sorted(ledger, order)]
+    columns = [column for column in (*COUNTS, COMMIT) if all(column in row for row in rows)]
     counts = [(arm, seed, *(row[column] for column in columns)) for arm, seed, row in _sorted(ledger, order)]
     _write(out / LEDGER, (*_CELL, *columns), counts)
 
@@ -130,7 +139,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
         with open(path, newline="") as file:
             rows = list(csv.DictReader(file))
         for number, row in enumerate(rows, start=2):
-            if not all(math.isfinite(float(value)) for column, value in row.items() if column != "arm"):
+            if not all(math.isfinite(float(value)) for column, value in row.items() if column not in ("arm", COMMIT)):
                 raise ValueError
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path}, line {number}: not the record of a study") from error

@@ -35,6 +35,8 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
     for folder, of in found.items():
         worlds = next((one.world for one in design.experiments if one.folder == folder), "")
         title = f"## {folder}: at {of['tokens']:,} generated tokens" + (f", worlds with {worlds}" if worlds else "")
+        if "commits" in of:
+            title += f"; code: {', '.join(of['commits'])}"
         parts += ["", title, "", f"![Every world of every arm]({folder}/dots.png)", "", *arm_table(of["arms"])]
         if any("ledger" in row for row in of["arms"].values()):
             parts += ["", "A cell on average: what it cost, and what became of its groups.", ""]
@@ -49,11 +51,11 @@ def verdict_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[s
         known = ("", "", "", "", "no data yet")
         if verdict:
             known = (
-                str(verdict.worlds),
+                f"{verdict.worlds} of {verdict.planned}",
                 f"{verdict.estimate:+.3f}",
                 f"{verdict.low:+.3f} to {verdict.high:+.3f}",
                 f"{verdict.corrected_low:+.3f} to {verdict.corrected_high:+.3f}",
-                f"**{verdict.verdict}**",
+                f"**{final(verdict)}**",
             )
         bound = f"{hypothesis.claim} {hypothesis.bound:g}"
         rows.append((hypothesis.family, hypothesis.says, bound, *known))
@@ -68,10 +70,11 @@ def arm_table(found: dict[str, dict]) -> list[str]:
             spread(row["difference"][other], "+") if other in row["difference"] else "" for other in REFERENCES
         ]
         accuracy = row["accuracy"]
-        rows.append(
-            (arms.title(arm), str(accuracy["seeds"]), spread(accuracy), spread(row["mean_accuracy"]), *differences)
-        )
-    return table(("arm", "worlds", "Pass@1 at the budget", "mean over the budget", "to GRPO", "to R^3"), rows)
+        sooner = speedup(row["speedup"]) if "speedup" in row else ""
+        figures = spread(accuracy), spread(row["mean_accuracy"]), *differences, sooner
+        rows.append((arms.title(arm), str(accuracy["seeds"]), *figures))
+    columns = "Pass@1 at the budget", "mean over the budget", "to GRPO", "to R^3", "speed-up"
+    return table(("arm", "worlds", *columns), rows)
 
 
 def sums_table(found: dict[str, dict], columns: dict[str, str]) -> list[str]:
@@ -82,6 +85,19 @@ def sums_table(found: dict[str, dict], columns: dict[str, str]) -> list[str]:
             values = [row["ledger"].get(name) for name in columns]
             rows.append((arms.title(arm), *("" if v is None else f"{v / row['cells']:,.0f}" for v in values)))
     return table(("arm", *columns.values()), rows)
+
+
+def final(verdict: Verdict) -> str:
+    """No verdict is final before every planned world is there."""
+    return verdict.verdict if verdict.worlds == verdict.planned else f"{verdict.verdict} so far"
+
+
+def speedup(found: dict) -> str:
+    """Budget over the tokens to GRPO's final accuracy; 0 is more than the budget."""
+    if not math.isfinite(found["mean"]):
+        return ""
+    interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if "low" in found else ""
+    return f"{found['mean']:.2f}{interval}" if found["mean"] else f"below 1{interval}"
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

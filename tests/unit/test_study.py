@@ -90,8 +90,12 @@ def test_arms_are_compared_seed_by_seed_and_by_the_tokens_to_the_baselines_accur
     assert found["r3"]["difference"]["grpo"]["low"] == pytest.approx(0.2), "every seed gains as much"
     assert found["dapo"]["difference"]["r3"]["mean"] == pytest.approx(-0.35)
     # From 0.2 to 0.6 on average: GRPO's 0.4 lies halfway.
-    assert found["r3"]["speedup"] == pytest.approx(2.0, rel=0.01) and found["grpo"]["speedup"] == pytest.approx(1.0)
-    assert math.isnan(found["dapo"]["speedup"]), "it never gets there"
+    assert found["r3"]["speedup"]["mean"] == pytest.approx(2.0, rel=0.01)
+    assert found["grpo"]["speedup"]["mean"] == pytest.approx(1.0)
+    assert found["dapo"]["speedup"]["mean"] == 0, "it never gets there"
+    assert found["r3"]["speedup"]["low"] <= found["r3"]["speedup"]["mean"] <= found["r3"]["speedup"]["high"]
+    flat = outcome.compare({"grpo": {0: straight(0.1)}, "r3": curves["r3"]}, 100)["r3"]
+    assert math.isnan(flat["speedup"]["mean"]), "what gains nothing cannot be reached sooner"
     alone = outcome.compare({"r3": curves["r3"]}, 100)["r3"]
     assert "speedup" not in alone and alone["difference"].keys() == {"r3"}, "nothing is made up without a baseline"
 
@@ -187,7 +191,7 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
     assert ["r3", "3", "0.50", "±", "0.25"] in [line[:5] for line in lines]
     # Three cells of two steps: groups, dead, met replay, ranking, left dead, rows replayed, reflections, solved.
     assert ["r3", "30", "24", "12", "6", "6", "12", "6", "6"] in lines
-    assert (tmp_path / "ledger.csv").read_text().splitlines()[1] == "grpo,0,2,200,14,10,2,6,2,4,2,2,4,2,2,4,132,1"
+    assert (tmp_path / "ledger.csv").read_text().splitlines()[1] == "grpo,0,2,200,14,10,2,6,2,4,2,2,4,2,2,4,132,1,"
     assert {path.name for path in tmp_path.glob("*.png")} == {"dots.png", "curves.png"}
 
 
@@ -406,8 +410,18 @@ def test_a_seed_is_a_world_where_problems_are_generated(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert world("embedded") == "seed=7" and world("gpu_8x80gb") is None
     assert world("embedded", "--world", "mistaken=0") == "mistaken=0,seed=7"
-    monkeypatch.setenv("DATA", "train.parquet")
+    assert world("embedded", "actor_rollout_ref.model.path=/m") is None
+    monkeypatch.setenv("MODEL", "/m")
     assert world("embedded") is None
+
+
+def test_two_arms_that_are_alike_have_a_speedup_interval_that_goes_below_one():
+    rng = np.random.default_rng(3)
+    pairs = [(straight(a), straight(b)) for a, b in zip(*rng.normal(0.6, 0.05, (2, 12)), strict=True)]
+    found = outcome.speedup(pairs, 100)
+    assert found["low"] < 1 < found["high"]
+    same = outcome.speedup([(straight(0.6), straight(0.6))] * 3, 100)
+    assert same == {key: pytest.approx(1.0, rel=0.01) for key in ("mean", "low", "high")}
 
 
 def test_worlds_with_other_properties_are_another_study():
