@@ -638,9 +638,9 @@ class TestConfig:
             assert settings.wrong_values(compose_config(overrides)) == [], overrides
 
     def test_lengths(self, config):
-        config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 600
+        config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 570
         assert "576 tokens" in only(settings.check_config(config), FAIL).found
-        config.actor_rollout_ref.rollout.max_model_len = 600
+        config.actor_rollout_ref.rollout.max_model_len = 570
         assert len(settings.check_lengths(config)) == 2
 
 
