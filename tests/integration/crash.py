@@ -1,7 +1,8 @@
 """Crashes: a run that is killed again and again equals the run that never was.
 
     python -m tests.integration.crash --moments 30 --steps 40 --folder DIR       the long version
-    pytest tests/integration/test_crash.py                                             three moments
+    python -m tests.integration.crash --sigterm --moments 10 --folder DIR        a preemptible cluster's warnings
+    pytest tests/integration/test_crash.py                                       six moments
 
 Both runs replay one recording of the rollouts, since vLLM is not deterministic. After every kill the history must be
 whole; after the last one every step's metrics, the final weights and the history's state at every checkpoint must be
@@ -21,13 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from omegaconf import DictConfig, OmegaConf
 
+from r3_ext.launch import STOPPED
 from recipe.r3 import history_file
 from recipe.r3.history import decode
+from recipe.r3.resume import resume_step
 
 from .conftest import Run, assert_equal_weights, command, skip_overrides
 
-EVERYTHING, CTRL_C = "everything", "Ctrl-C"
+EVERYTHING, CTRL_C, SIGTERM = "everything", "Ctrl-C", "SIGTERM"
+SIGNALS = {CTRL_C: signal.SIGINT, SIGTERM: signal.SIGTERM}
 VICTIMS = {
     "trainer": "ray::TaskRunner",
     "FSDP worker": "ray::WorkerDict",
@@ -35,6 +40,7 @@ VICTIMS = {
     "storage of the queue": "ray::SimpleStorageUnit",
     EVERYTHING: "",
     CTRL_C: None,
+    SIGTERM: None,
 }
 MOMENTS = ("start-up", "rollout or training", "history write", "checkpoint")
 # Small bounds, so that samples are evicted, and reflection from the first failure on.
@@ -86,9 +92,9 @@ class Crash:
             return None
         step = self.last_step()
         family = psutil.Process(process.pid).children(recursive=True)
-        if victim == CTRL_C:
-            process.send_signal(signal.SIGINT)
-            told = CTRL_C
+        if victim in SIGNALS:
+            process.send_signal(SIGNALS[victim])
+            told = victim
         else:
             killed = kill(process, VICTIMS[victim])
             told = f"{killed} of {victim}"
@@ -101,7 +107,12 @@ class Crash:
             self.overdue.append(victim)
             kill(process, "")
             code = process.wait()
+        if code == 0 and victim == SIGTERM:
+            return None  # it came in the last step, which ends the run anyway
         assert code != 0, "a killed run must not end as if all were well"
+        if victim == SIGTERM:
+            assert code == STOPPED, f"exit code {code}"
+            assert resume_step(self._trainer()) == self.last_step() > 0, "the step that it was in is saved"
         if victim != EVERYTHING:
             self.assert_nothing_is_left(code, family, before)
         wait_for_silence()
@@ -114,6 +125,9 @@ class Crash:
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
         assert traces() - before == set()
+
+    def _trainer(self) -> DictConfig:
+        return OmegaConf.load(self.folder / "config.yaml").trainer
 
     def finish(self) -> Run:
         process = self.start()
@@ -253,9 +267,9 @@ def assert_equal_runs(expected: Run, actual: Run, steps: int, kills: int = 0) ->
         assert not different, f"step {step}: {different}"
     assert_equal_weights(expected, actual, steps)
     expected_states, actual_states = (states(run.folder / "history.sqlite") for run in (expected, actual))
-    assert expected_states.keys() == actual_states.keys()
-    for step, state in expected_states.items():
-        assert actual_states[step] == state, f"the history's state at step {step}"
+    assert expected_states.keys() >= actual_states.keys() and steps in actual_states
+    for step, state in actual_states.items():
+        assert expected_states[step] == state, f"the history's state at step {step}"
 
 
 def overrides_for(steps: int, recording: Path) -> list[str]:
@@ -280,6 +294,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sigterm", action="store_true", help="SIGTERM only, and no other checkpoint than its own")
     parser.add_argument("--patience", type=float, default=150.0, help="seconds for a run to end by itself")
     args = parser.parse_args()
     rng = random.Random(args.seed)
@@ -293,6 +308,9 @@ def main() -> None:
         say(f"{name}: {args.steps} steps without a kill")
         runs[name] = Crash(args.folder, name, cache, overrides, rng, args.patience).finish()
     plan = [(rng.choice(sorted(VICTIMS)), MOMENTS[1 + i % 3] if i % 8 else MOMENTS[0]) for i in range(args.moments)]
+    if args.sigterm:
+        plan = [(SIGTERM, MOMENTS[1 + i % 2]) for i in range(args.moments)]
+        overrides = [*overrides, f"trainer.save_freq={args.steps}"]
     victim = Crash(args.folder, "victim", cache, overrides, rng, args.patience)
     told = survive(victim, plan, say)
     final = victim.finish()

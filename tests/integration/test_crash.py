@@ -7,7 +7,7 @@ import pytest
 
 from r3_ext.run_folder import read_starts
 
-from .crash import CTRL_C, EVERYTHING, Crash, assert_equal_runs, overrides_for, survive
+from .crash import CTRL_C, EVERYTHING, SIGTERM, Crash, assert_equal_runs, overrides_for, survive
 
 pytestmark = pytest.mark.integration
 STEPS = 10
@@ -26,20 +26,21 @@ def r3_recording(train, tmp_path_factory):
     return folder
 
 
-def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one(whole, r3_recording, cache, tmp_path):
+def test_a_run_broken_six_times_leaves_nothing_and_equals_the_uninterrupted_one(whole, r3_recording, cache, tmp_path):
     victim = Crash(tmp_path, "victim", cache, overrides_for(STEPS, r3_recording), random.Random(0), patience=120)
     plan = [
         ("trainer", "history write"),
         ("vLLM server", "rollout or training"),
         ("FSDP worker", "rollout or training"),
         (CTRL_C, "rollout or training"),
+        (SIGTERM, "rollout or training"),
         (EVERYTHING, "checkpoint"),
     ]
     told = survive(victim, plan, print)
     assert len(told) == len(plan), told
     assert not victim.overdue, "two minutes are enough to end, whoever dies"
     finished = victim.finish()
-    assert_equal_runs(whole, finished, STEPS, kills=len(plan))
+    assert_equal_runs(whole, finished, STEPS, kills=len(plan) - 1)  # SIGTERM loses nothing
     starts = read_starts(victim.folder)
     assert finished.summary["starts"] == len(plan) + 1 == sum(line["event"] == "start" for line in starts)
     assert [line["event"] for line in starts] == ["start", "end"] * (len(plan) + 1), "a killed start has an end too"

@@ -17,7 +17,7 @@ from r3_ext import supervise
 ORPHAN = "import os, time; os.setsid() if not os.fork() else None; print(os.getpid(), flush=True); time.sleep(600)"
 
 
-def run_supervised(tmp_path, command: str, grace: float = 60.0) -> subprocess.Popen:
+def run_supervised(tmp_path, command: str, grace: float = 60.0, on_sigterm: str = "None") -> subprocess.Popen:
     """A process that runs `python -c command` under the supervisor; its exit code is the command's."""
     script = textwrap.dedent(
         f"""
@@ -28,7 +28,7 @@ def run_supervised(tmp_path, command: str, grace: float = 60.0) -> subprocess.Po
         supervise.VITAL = ("vital",)
         try:
             code = supervise.run([sys.executable, "-c", {command!r}], dict(__import__("os").environ),
-                                 Path({str(tmp_path / "log")!r}), lambda: None)
+                                 Path({str(tmp_path / "log")!r}), lambda: None, on_sigterm={on_sigterm})
         except supervise.WorkerDied as error:
             sys.exit(f"died: {{error}}")
         except KeyboardInterrupt:
@@ -60,6 +60,22 @@ def test_ctrl_c_ends_the_command_and_its_orphans(tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(40) == 130
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.parametrize("signals, code", [(1, 0), (2, 130)])
+def test_the_first_sigterm_asks_and_the_second_one_ends(tmp_path, signals, code):
+    asked = tmp_path / "asked"
+    command = (
+        "import os, sys, time; print(os.getpid(), flush=True)\n"
+        f"while not os.path.exists({str(asked)!r}): time.sleep(0.05)\n"
+        f"time.sleep({0 if signals == 1 else 600})"
+    )
+    process = run_supervised(tmp_path, command, on_sigterm=f"Path({str(asked)!r}).touch")
+    pids_in(tmp_path / "log", 1)
+    for _ in range(signals):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    assert process.wait(40) == code and asked.exists()
 
 
 @pytest.mark.slow
