@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +27,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from r3_ext import private_network, supervise
+from r3_ext import cluster, private_network, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted
 from r3_ext.console import RunDisplay, closing_table
@@ -34,6 +35,7 @@ from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
 from r3_ext.failure import error_lines
+from r3_ext.metrics_file import SOURCE as METRICS_SOURCE
 from r3_ext.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.prepare import EMBEDDED, model_and_data
 from r3_ext.run_folder import append, held, read_starts
@@ -160,7 +162,8 @@ def interpreter(profile: str, overrides: list[str], say):
     from r3_ext.cpu import forkserver
 
     forkserver.set_environment({**forkserver.environment(), "VERL_PLATFORM": "cpu"})
-    if any(f"{PY_EXECUTABLE}=" in override for override in overrides):
+    # The nodes of a cluster start the processes of a run, and this machine's forks are out of their reach.
+    if os.environ.get(cluster.ADDRESS) or any(f"{PY_EXECUTABLE}=" in override for override in overrides):
         yield sys.executable
         return
     say("loading torch, transformers and vLLM, once for all processes of the run: about 10 s")
@@ -182,21 +185,15 @@ def run_overrides(folder: Path, method: str, wandb: bool) -> list[str]:
     ]
     if method.startswith("r3"):
         overrides.append(f"algorithm.r3.history.path={quoted(folder / 'history.sqlite')}")
-    return overrides
+    return overrides + cluster.overrides()
 
 
-def train(folder: Path, command: list[str], metrics: MetricsFile, stop: Path) -> int:
+def train(folder: Path, command: list[str], watched: list[Callable[[], None]], stop: Path) -> int:
     """Run the training command under supervision; returns its exit code, `STOPPED` where SIGTERM ended it in order.
 
-    stop: the file that asks the trainer to save and end, and that is gone when it did.
+    watched: what to call meanwhile. stop: the file that asks the trainer to save and end, and is gone when it did.
     """
-    env = {
-        **os.environ,
-        "VERL_FILE_LOGGER_PATH": str(metrics.source),
-        "TENSORBOARD_DIR": str(folder / "tensorboard"),
-        "HYDRA_FULL_ERROR": "1",
-        "RAY_DEDUP_LOGS": "1",
-    }
+    env = {**os.environ, "HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "1"}
     asked = False
 
     def ask() -> None:
@@ -207,15 +204,10 @@ def train(folder: Path, command: list[str], metrics: MetricsFile, stop: Path) ->
 
     stop.unlink(missing_ok=True)
     try:
-        code = supervise.run(command, env, folder / "run.log", metrics.poll, on_sigterm=ask)
+        code = supervise.run(command, env, folder / "run.log", lambda: [poll() for poll in watched], on_sigterm=ask)
         return STOPPED if code == 0 and asked and not stop.exists() else code
-    except BudgetSpent:
-        return 0
     finally:
         stop.unlink(missing_ok=True)
-        with suppress(BudgetSpent):
-            metrics.poll()
-        metrics.source.unlink(missing_ok=True)
 
 
 def resume(argv: list[str]) -> int:
@@ -232,7 +224,7 @@ def main(argv: list[str], resume: bool = False) -> int:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     try:
-        start = settle(args, resume, default_profile())
+        start = settle(args, resume, default_profile)
         say(f"method {start.method}, profile {start.profile}, run folder {os.path.relpath(start.folder)}")
         places = run_overrides(start.folder, start.method, start.options["wandb"])
         # A mistake in the settings ends the command here, before anything is loaded or built.
@@ -310,12 +302,27 @@ def command_of(start: Start, overrides: list[str], config: DictConfig, python: s
     """The training command; what it is given lies in the folder before it begins."""
     if python != sys.executable:
         overrides = [*overrides, f"+{PY_EXECUTABLE}={quoted(python)}"]
+    overrides = [*overrides, *environment_overrides(start)]
     command = [python, "-m", ENTRY[start.method], "--config-path", str(RECIPE_CONFIG)]
     command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
     command = private_network.wrap(command, private_network.needs(config), private_network.several_machines(config))
     OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
     (start.folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
     return command
+
+
+def environment_overrides(start: Start) -> list[str]:
+    """Where verl's loggers write, for all processes of the run: those on an existing cluster inherit nothing of this
+    one's environment, so the embedded profile's goes to them too."""
+    variables = {
+        "VERL_FILE_LOGGER_PATH": str(start.folder / METRICS_SOURCE),
+        "TENSORBOARD_DIR": str(start.folder / "tensorboard"),
+    }
+    if start.profile == EMBEDDED and os.environ.get(cluster.ADDRESS):
+        from r3_ext.cpu import forkserver
+
+        variables |= {name: os.environ[name] for name in ("VERL_PLATFORM", *forkserver.ENVIRONMENT)}
+    return [f"++ray_kwargs.ray_init.runtime_env.env_vars.{name}={quoted(value)}" for name, value in variables.items()]
 
 
 def run(start: Start, step: int, config: DictConfig, command: list[str], console: Console) -> tuple[int, int]:
@@ -331,13 +338,20 @@ def run(start: Start, step: int, config: DictConfig, command: list[str], console
         wait = "about 20 s" if start.profile == EMBEDDED else "minutes"
         display.say(f"starting Ray, FSDP and vLLM: {wait}; their output goes to {os.path.relpath(log)}")
         try:
-            # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
-            with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
+            with supervise.only_local_run(), cluster.held(start.folder) as nodes:
                 metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
-                code = train(start.folder, command, metrics, stop_file(config.trainer))
+                watched = [metrics.poll, *([nodes.check] if nodes else [])]
+                try:
+                    code = train(start.folder, command, watched, stop_file(config.trainer))
+                except BudgetSpent:
+                    code = 0
+                finally:
+                    metrics.close()
+                    for name in nodes.lost() if nodes else ():
+                        display.say(f"error: {name} died")
         except KeyboardInterrupt:
             code = 130
-        except (supervise.WorkerDied, supervise.MachineBusy) as error:
+        except (supervise.WorkerDied, supervise.MachineBusy, cluster.ClusterBusy) as error:
             display.say(f"error: {error}")
             code = 1
     return code, log_begins

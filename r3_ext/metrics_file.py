@@ -2,10 +2,14 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from r3_ext.console import RunDisplay
 from r3_ext.summary import CUT, read_metrics, validation_accuracy
+
+SOURCE = ".verl_metrics.jsonl"
+"""What verl's file logger writes in a run folder, as long as the run goes on."""
 
 
 class BudgetSpent(Exception):
@@ -19,7 +23,7 @@ class MetricsFile:
     """
 
     def __init__(self, folder: Path, step: int, display: RunDisplay, until_tokens: int | None = None):
-        self.source, self.target = folder / ".verl_metrics.jsonl", folder / "metrics.jsonl"
+        self.source, self.target = folder / SOURCE, folder / "metrics.jsonl"
         self.display, self.until_tokens = display, until_tokens
         self.source.unlink(missing_ok=True)
         self.offset = 0
@@ -53,6 +57,12 @@ class MetricsFile:
             self.tokens += row.get("generated/tokens", 0)
             if self.until_tokens and self.tokens >= self.until_tokens and validation_accuracy(row) is not None:
                 raise BudgetSpent
+
+    def close(self) -> None:
+        """Take the rows that are left, whatever they cost, and delete verl's file."""
+        with suppress(BudgetSpent):
+            self.poll()
+        self.source.unlink(missing_ok=True)
 
 
 def split(file: Path, step: int) -> tuple[list[bytes], list[bytes]]:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -144,8 +145,10 @@ class Start:
         )
 
 
-def settle(args: argparse.Namespace, resume: bool, default_profile: str) -> Start:
+def settle(args: argparse.Namespace, resume: bool, default_profile: Callable[[], str]) -> Start:
     """Which run is meant, and with what it starts; sets DATA, VAL_DATA and MODEL to what the run keeps.
+
+    default_profile: asked where nobody names one.
 
     Raises:
         ValueError: a name, a folder or an option that cannot be taken.
@@ -180,12 +183,12 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: str) -> Star
     return start
 
 
-def _new(args: argparse.Namespace, given: dict, default_profile: str) -> Start:
+def _new(args: argparse.Namespace, given: dict, default_profile: Callable[[], str]) -> Start:
     if args.change:
         raise ValueError("--change is for a run that there is already; leave it out")
     defaults = {name: None for name in changing.OPTIONS} | {
         "method": "r3",
-        "profile": os.environ.get("R3_PROFILE") or default_profile,
+        "profile": given["options"].get("profile") or os.environ.get("R3_PROFILE") or default_profile(),
         "wandb": False,
         "cache": str(ROOT / ".cache"),
     }

@@ -66,7 +66,7 @@ def only_local_run():
         except BlockingIOError as error:
             raise MachineBusy(
                 "another run is training on this machine, and verl's weight sync sockets of two local Ray clusters "
-                "collide; wait for it, or on GPUs give both one cluster (ray start --head, RAY_ADDRESS=auto)"
+                "collide; wait for it"
             ) from error
         yield
 

@@ -19,6 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from r3_ext import cluster
+from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
 from r3_ext.doctor.gpus import check_device, check_gpus, default_profile
@@ -56,6 +58,7 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_home,
     check_device,
     check_network,
+    check_cluster,
     check_gpus,
     check_attention,
     check_config,
@@ -137,7 +140,7 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path) -> lis
     from r3_ext.config import check_choice, compose_config
     from r3_ext.prepare import model_and_data
 
-    groups, findings, given = [f"+profile={profile}", f"+method={method}"], [], []
+    groups, findings, given = [f"+profile={profile}", f"+method={method}", *cluster.overrides()], [], []
     try:
         check_choice("profile", profile)
         check_choice("method", method)
@@ -160,11 +163,14 @@ def main(argv: list[str]) -> int:
     if missing:
         findings = [*check_python(), Finding(FAIL, "packages", "missing: " + ", ".join(missing), INSTALL)]
         return 0 if (report_json if args.json else report_plain)(findings) else 1
-    profile = args.profile or default_profile()
+    say = report_json if args.json else report
+    try:
+        profile = args.profile or default_profile()
+    except ValueError as error:
+        return 0 if say([Finding(FAIL, "profile", str(error), "r3 doctor --profile NAME")]) else 1
     if profile == "embedded":
         os.environ["VERL_PLATFORM"] = "cpu"
-    findings = examine(profile, args.method, args.overrides, args.cache)
-    return 0 if (report_json if args.json else report)(findings) else 1
+    return 0 if say(examine(profile, args.method, args.overrides, args.cache)) else 1
 
 
 if __name__ == "__main__":

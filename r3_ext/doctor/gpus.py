@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from r3_ext.cluster import ADDRESS
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
 
@@ -45,9 +46,20 @@ def list_gpus() -> list[GPU]:
 
 
 def default_profile() -> str:
-    """For this machine; R3_DEVICE=cpu says that its GPUs are not to be used."""
+    """For this machine; R3_DEVICE=cpu says that its GPUs are not to be used.
+
+    Raises:
+        ValueError: the run is one of a cluster, of which this machine's GPUs say nothing.
+    """
     wanted = os.environ.get("R3_DEVICE", "")
-    return "gpu_8x80gb" if wanted != "cpu" and list_gpus() else "embedded"
+    if wanted != "cpu" and list_gpus():
+        return "gpu_8x80gb"
+    if os.environ.get(ADDRESS) and wanted != "cpu":
+        raise ValueError(
+            f"{ADDRESS} is set and this machine has no GPU, which says nothing of the cluster's nodes: name the "
+            "profile with --profile or R3_PROFILE (gpu_2x8x80gb, for one)"
+        )
+    return "embedded"
 
 
 def check_device(config: DictConfig) -> list[Finding]:
@@ -65,9 +77,13 @@ def check_device(config: DictConfig) -> list[Finding]:
 
 
 def check_gpus(config: DictConfig) -> list[Finding]:
-    if is_cpu(config):
+    if is_cpu(config) or os.environ.get(ADDRESS):  # the nodes of a cluster are asked themselves
         return []
-    gpus, wanted = list_gpus(), config.trainer.n_gpus_per_node
+    return gpu_findings(config, list_gpus(), config.trainer.n_gpus_per_node)
+
+
+def gpu_findings(config: DictConfig, gpus: list[GPU], wanted: int) -> list[Finding]:
+    """Number, driver and memory of GPUs, of this machine or of all nodes."""
     if len(gpus) < wanted:
         advice = "choose another profile, trainer.n_gpus_per_node=N, or the profile embedded without a GPU"
         return [Finding(FAIL, "GPUs", f"{len(gpus)} found, trainer.n_gpus_per_node={wanted}", advice)]

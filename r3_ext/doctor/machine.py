@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from r3_ext.cluster import ADDRESS
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
 from r3_ext.units import GIB, human
@@ -36,19 +37,24 @@ def check_instructions(config: DictConfig) -> list[Finding]:
     return [Finding(OK, "processor", f"{best} (vLLM's CPU build needs AVX2)")]
 
 
-def check_cores(config: DictConfig) -> list[Finding]:
-    """Ray must be able to place everything at once, or verl waits for ever without a message.
+def cores_needed(config: DictConfig) -> int:
+    """CPUs that a node must declare to Ray.
 
-    Per node: 3 per GPU (verl's placement group), one per TransferQueue storage unit and one for its controller. Tried
-    on the profile embedded, which needs 5: a run with 5 trains, one with 4 stands still.
+    3 per GPU (verl's placement group), one per TransferQueue storage unit and one for its controller. Tried on the
+    profile embedded, which needs 5: a run with 5 trains, one with 4 stands still.
     """
-    if os.environ.get("RAY_ADDRESS"):
-        return existing_cluster(config)
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    return 3 * config.trainer.n_gpus_per_node + -(-units // config.trainer.nnodes) + 1
+
+
+def check_cores(config: DictConfig) -> list[Finding]:
+    """Ray must be able to place everything at once, or verl waits for ever without a message."""
+    if os.environ.get(ADDRESS):
+        return []  # asked of the cluster's nodes
     import ray._private.utils
 
     units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    nodes = config.trainer.nnodes
-    needed = 3 * config.trainer.n_gpus_per_node + -(-units // nodes) + 1
+    needed = cores_needed(config)
     declared = config.ray_kwargs.ray_init.get("num_cpus")
     cores = declared or int(ray._private.utils.get_num_cpus(override_docker_cpu_warning=True))
     found = f"{cores} {'declared to Ray' if declared else 'cores'}, {needed} needed"
@@ -87,17 +93,6 @@ def check_home(config: DictConfig) -> list[Finding]:
     ]
 
 
-def existing_cluster(config: DictConfig) -> list[Finding]:
-    """With RAY_ADDRESS the resources are the cluster's, and ray.init refuses to be given any."""
-    keys = ("num_cpus", "num_gpus", "object_store_memory")
-    given = [f"ray_kwargs.ray_init.{key}" for key in keys if config.ray_kwargs.ray_init.get(key) is not None]
-    found = f"those of the Ray cluster at {os.environ['RAY_ADDRESS']}"
-    if given:
-        advice = "Ray refuses these for an existing cluster, set " + " ".join(f"{key}=null" for key in given)
-        return [Finding(FAIL, "cores", found, advice)]
-    return [Finding(OK, "cores", found)]
-
-
 def main_memory() -> tuple[int, int]:
     """(available, total) bytes, within the container's limit where there is one."""
     import psutil
@@ -112,15 +107,20 @@ def main_memory() -> tuple[int, int]:
 
 
 def check_memory(config: DictConfig) -> list[Finding]:
-    """Processes (9 GiB with one rank, measured on the profile embedded) plus what the model needs of main memory."""
-    available, total = (size / GIB for size in main_memory())
+    return [] if os.environ.get(ADDRESS) else memory_findings(config, *main_memory())
+
+
+def memory_findings(config: DictConfig, available: float, total: float, where: str = "") -> list[Finding]:
+    """Processes (9 GiB with one rank, measured on the profile embedded) plus what the model needs of main memory,
+    against what a node has (bytes)."""
+    available, total = available / GIB, total / GIB
     gpus = config.trainer.n_gpus_per_node
     needed = 5 + 4 * gpus
     if (architecture := model_architecture(config)) is not None:
         from r3_ext import sizing
 
         needed += sizing.plan(config, architecture, memory=0).main_memory
-    found = f"{available:.0f} of {total:.0f} GiB free, about {needed:.0f} needed"
+    found = f"{where}{available:.0f} of {total:.0f} GiB free, about {needed:.0f} needed"
     if available < needed:
         advice = "the kernel may end processes of the run; close other programs, or use fewer or smaller ranks"
         return [Finding(WARN, "memory", found, advice)]
@@ -128,26 +128,30 @@ def check_memory(config: DictConfig) -> list[Finding]:
 
 
 def check_shared_memory(config: DictConfig) -> list[Finding]:
-    """/dev/shm carries Ray's objects and, without a GPU, the weights on their way to vLLM."""
     folder = Path("/dev/shm")
-    free = shutil.disk_usage(folder).free
-    bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
-    least = 2 * bucket if is_cpu(config) else GIB
-    wanted = least + (config.ray_kwargs.ray_init.get("object_store_memory") or 0)
-    found = f"/dev/shm has {free / GIB:.1f} GiB free"
-    advice = "give the container more: docker run --shm-size=16g (or --ipc=host)"
-    if free < least:
-        findings = [Finding(FAIL, "shared memory", f"{found}, {least / GIB:.1f} needed", advice)]
-    elif free < wanted:
-        findings = [Finding(WARN, "shared memory", f"{found}; Ray's object store goes to disk, which is slow", advice)]
-    else:
-        findings = [Finding(OK, "shared memory", found)]
+    findings = []
+    if not os.environ.get(ADDRESS):
+        findings = shared_memory_findings(config, shutil.disk_usage(folder).free)
     left = abandoned_segments(folder)
     if left:
         found = f"{len(left)} files of killed runs in /dev/shm, {human(sum(path.stat().st_size for path in left))}"
         advice = f"rm {' '.join(map(str, left[:3]))}" + (" ..." if len(left) > 3 else "")
         findings.append(Finding(WARN, "shared memory", found, advice))
     return findings
+
+
+def shared_memory_findings(config: DictConfig, free: int) -> list[Finding]:
+    """/dev/shm carries Ray's objects and, without a GPU, the weights on their way to vLLM; `free` bytes of it."""
+    bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
+    least = 2 * bucket if is_cpu(config) else GIB
+    wanted = least + (config.ray_kwargs.ray_init.get("object_store_memory") or 0)
+    found = f"/dev/shm has {free / GIB:.1f} GiB free"
+    advice = "give the container more: docker run --shm-size=16g (or --ipc=host)"
+    if free < least:
+        return [Finding(FAIL, "shared memory", f"{found}, {least / GIB:.1f} needed", advice)]
+    if free < wanted:
+        return [Finding(WARN, "shared memory", f"{found}; Ray's object store goes to disk, which is slow", advice)]
+    return [Finding(OK, "shared memory", found)]
 
 
 def abandoned_segments(folder: Path) -> list[Path]:

@@ -26,13 +26,31 @@ Each has its own switch; with all of them off it is verl's GRPO, bit for bit.
 import sys
 
 import hydra
+import ray
 from omegaconf import DictConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from .r3_config import validate_r3_config
+
+
+class TaskRunnerHere:
+    """verl's task runner on the node of this command, where a user looks for history, tracker file and logs.
+
+    A head node that declares no CPUs to Ray takes it too.
+    """
+
+    @staticmethod
+    def options(**options):
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return TaskRunnerV1.options(num_cpus=0, scheduling_strategy=here, **options)
+
+    @classmethod
+    def remote(cls):
+        return cls.options().remote()
 
 
 @hydra.main(config_path="config", config_name="r3_trainer", version_base=None)
@@ -45,7 +63,7 @@ def main(config: DictConfig) -> None:
         # As an exception, the message would end up below hydra's traceback.
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    run_ppo(config, task_runner_class=TaskRunnerV1)
+    run_ppo(config, task_runner_class=TaskRunnerHere)
 
 
 if __name__ == "__main__":

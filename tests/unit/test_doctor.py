@@ -16,6 +16,7 @@ from r3_ext import cli, data, launch
 from r3_ext.config import EXAMPLE_CONFIG
 from r3_ext.cpu import tiny_model
 from r3_ext.doctor import command, data_files, gpus, installation, machine, model_files, prompts, settings, storage
+from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.doctor.network import check_network
 from r3_ext.launch import compose_config
@@ -217,15 +218,13 @@ class TestMachine:
         config.trainer.n_gpus_per_node, config.ray_kwargs.ray_init.num_cpus = 2, 7
         assert levels(machine.check_cores(config)) == [FAIL]
 
-    def test_existing_ray_cluster_takes_no_resources(self, config, monkeypatch):
-        monkeypatch.setenv("RAY_ADDRESS", "auto")
-        advice = only(machine.check_cores(config), FAIL).advice
-        assert advice.endswith(
-            "ray_kwargs.ray_init.num_cpus=null ray_kwargs.ray_init.num_gpus=null "
-            "ray_kwargs.ray_init.object_store_memory=null"
-        )
-        config.ray_kwargs.ray_init = {}
-        assert levels(machine.check_cores(config)) == [OK]
+    def test_of_a_cluster_the_nodes_are_asked_and_not_this_machine(self, config, gpu_config, monkeypatch):
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        checks = machine.check_cores, machine.check_memory
+        assert [finding for check in checks for finding in check(config)] == []
+        assert gpus.check_gpus(gpu_config) == []
+        found = only(check_cluster(config), FAIL).found
+        assert "ray_kwargs.ray_init.num_cpus, ray_kwargs.ray_init.num_gpus" in found, "ray.init refuses to be given any"
 
     def test_memory(self, config, monkeypatch):
         monkeypatch.setattr(machine, "main_memory", lambda: (12 * GIB, 16 * GIB))

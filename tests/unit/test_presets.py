@@ -3,6 +3,9 @@
 `python tests/unit/test_presets.py` prints the current differences of the profile embedded, to be pasted below.
 """
 
+import math
+import re
+
 import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -13,8 +16,12 @@ from r3_ext.doctor.installation import check_attention
 from r3_ext.doctor.settings import check_config
 from r3_ext.launch import EXAMPLE_CONFIG, RECIPE_CONFIG, compose_config
 from recipe.r3.baseline import BaselineTrainer, LedgerMixin, MeasuredMixin
+from recipe.r3.stop import StoppableMixin
 
-PROFILES = ["embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_4x80gb", "gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"]
+PROFILES = [
+    *("embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_2x8x80gb", "gpu_4x80gb"),
+    *("gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"),
+]
 METHODS = ["dapo", "grpo", "r3", "r3_paper"]
 DEFAULT = "gpu_8x80gb"
 
@@ -99,6 +106,7 @@ GPU_PROFILES_DIFFER = {
         "trainer.n_gpus_per_node",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units",
     ],
+    "gpu_2x8x80gb": ["trainer.nnodes"],
     "gpu_4x80gb": [
         "trainer.n_gpus_per_node",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units",
@@ -169,7 +177,8 @@ def test_gpu_profiles_fit_their_gpus_and_their_name(composed, monkeypatch, profi
     monkeypatch.setattr(sizing, "compose_config", lambda overrides: composed(profile))
     plan, _ = sizing.profile_plan(profile)
     assert plan.fits
-    assert plan.replicas == int(profile.removeprefix("gpu_").split("x")[0])
+    *gpus, _ = re.findall(r"\d+", profile.removesuffix("_7b"))
+    assert plan.replicas == math.prod(map(int, gpus))
     assert plan.optimizer_steps == 2
 
 
@@ -177,7 +186,7 @@ def test_grpo_is_verls_own_trainer(composed):
     config = composed(DEFAULT, "grpo")
     assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("baseline", "grpo")
     # Verl's own but for what it measures.
-    assert BaselineTrainer.__mro__[1:] == (MeasuredMixin, LedgerMixin, *PPOTrainerSync.__mro__)
+    assert BaselineTrainer.__mro__[1:] == (MeasuredMixin, StoppableMixin, LedgerMixin, *PPOTrainerSync.__mro__)
     assert not [name for name in BaselineTrainer.__dict__ if not name.startswith(("__", "_abc"))]
     assert config.trainer.v1.sampler.custom_sampler == {"path": None, "name": None}
     assert not config.algorithm.filter_groups.enable

@@ -43,7 +43,7 @@ def here(tmp_path, monkeypatch):
 
 
 def start_of(*argv: str, resume: bool = False):
-    return settle(launch.parse(list(argv), resume), resume, "embedded")
+    return settle(launch.parse(list(argv), resume), resume, lambda: "embedded")
 
 
 def begin(*argv: str, ends: int | None = 0, data: Path | None = None):

@@ -27,7 +27,9 @@ def put(path: Path, content: str | bytes) -> None:
 
 
 def finished_run(name: str) -> Path:
-    start = settle(launch.parse(["--run", name, "--profile", "embedded", "--method", "r3"], False), False, "embedded")
+    start = settle(
+        launch.parse(["--run", name, "--profile", "embedded", "--method", "r3"], False), False, lambda: "embedded"
+    )
     config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
     start.folder.mkdir(parents=True)
     start.record(-1, config, {}, None)
