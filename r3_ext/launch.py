@@ -347,8 +347,8 @@ def run(start: Start, step: int, config: DictConfig, command: list[str], console
                     code = 0
                 finally:
                     metrics.close()
-                    for name in nodes.lost() if nodes else ():
-                        display.say(f"error: {name} died")
+                for name in nodes.lost() if nodes and code not in (0, STOPPED) else ():
+                    display.say(f"error: {name} died")
         except KeyboardInterrupt:
             code = 130
         except (supervise.WorkerDied, supervise.MachineBusy, cluster.ClusterBusy) as error:

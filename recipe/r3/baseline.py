@@ -29,6 +29,7 @@ from .metrics import group_ledger, series_metrics
 from .replay_buffer import group_of, outcome_tag, rows_of
 from .stop import StoppableMixin
 from .validation import validation_metrics
+from .watchdog import WorkerWatch
 
 
 class MeasuredMixin(StoppableMixin):
@@ -100,3 +101,9 @@ class LedgerMixin:
 @register_trainer("baseline")
 class BaselineTrainer(MeasuredMixin, LedgerMixin, PPOTrainerSync):
     """verl's synchronous trainer, measured as R^3 is."""
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        watch = WorkerWatch()
+        watch.add(self)
+        watch.check_always()

@@ -17,6 +17,7 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import ray
@@ -56,6 +57,20 @@ class WorkerWatch:
         self.actors += [("agent loop worker", actor) for actor in trainer.agent_loop_manager.agent_loop_workers]
         self.actors += [("reward worker", actor) for actor in trainer.reward_loop_manager.reward_loop_workers]
         self.actors += [("rollout server", actor) for actor in servers]
+
+    def check_always(self, period_s: float = 5.0) -> None:
+        """End this process when an actor dies: for a trainer that waits in verl's code, which does not call `check`."""
+
+        def watch():
+            while True:
+                time.sleep(period_s)
+                try:
+                    self.check()
+                except RuntimeError as error:
+                    print(f"RuntimeError: {error}", file=sys.stderr, flush=True)
+                    os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def check(self) -> None:
         """Raise RuntimeError when a watched actor is dead; a busy one only leaves its ping unanswered."""
