@@ -270,9 +270,10 @@ def _wait(wanted: int) -> None:
 
 def _await_loss(known: set[str]) -> list[dict]:
     """The living nodes, when one of the known ones is gone or `VERDICT_S` are over."""
-    deadline = time.monotonic() + VERDICT_S
-    while known <= {node["id"] for node in (nodes := _nodes())} and time.monotonic() < deadline:
+    deadline, nodes = time.monotonic() + VERDICT_S, _nodes()
+    while known <= {node["id"] for node in nodes} and time.monotonic() < deadline:
         time.sleep(PERIOD_S)
+        nodes = _nodes()
     return nodes
 
 
