@@ -9,9 +9,9 @@
 #   R3_DEVICE=cpu|gpu                    do not look for a GPU (login nodes have none)
 #   R3_INSTALLER=pip                     do not use uv, which is several times as quick
 #
-# Optional on GPUs, compiled on the spot (needs nvcc), in the same environment:
-#   pip install --no-build-isolation "verl[flash-attn-cu130torch211]==0.9.1"
-#   and then for training: actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2
+# Optional on GPUs, in the same environment: attention without masks, which `r3 run` then takes by itself.
+#   pip install --no-build-isolation "verl[flash-attn-cu130torch211]==0.9.1"    compiled on the spot, needs nvcc
+#   pip install "kernels>=0.12,<0.13"    nothing to compile: transformers fetches the kernel from the Hugging Face hub
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

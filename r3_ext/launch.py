@@ -139,7 +139,7 @@ def environment(command: list[str]) -> dict:
 
 
 def total_steps(config: DictConfig) -> int | None:
-    """Training steps of the run: the configured number, else epochs times full batches of the training files."""
+    """Training steps of the run: the configured number, else epochs times full batches of the problems."""
     if config.trainer.total_training_steps:
         return config.trainer.total_training_steps
     import pyarrow.parquet
@@ -147,6 +147,8 @@ def total_steps(config: DictConfig) -> int | None:
     files = config.data.train_files
     files = [files] if isinstance(files, str) else files
     rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files if str(file).endswith(".parquet"))
+    if config.data.train_max_samples > 0:
+        rows = min(rows, config.data.train_max_samples)
     return rows // config.data.train_batch_size * config.trainer.total_epochs or None
 
 

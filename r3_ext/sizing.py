@@ -18,6 +18,12 @@ OVERHEAD_GIB = 3.0
 LOGIT_BYTES = 10
 """Per token and vocabulary entry: bf16 logits (2), fp32 log-softmax kept for the backward pass (4), bf16 gradients of
 the rows (2) and of the whole (2)."""
+FUSED_ROWS = 512
+"""Rows whose logits verl's fused log-probs hold at a time (`FusedLinearForPPO`), computed again for the gradient."""
+FUSED_LOGIT_BYTES = 29
+"""Per entry of these logits, at the peak of the backward pass, with an entropy term in the loss (21 without)."""
+MASK_BYTES = 3
+"""Per entry of sdpa's mask: bool (1), and as the bf16 that is added to the scores (2)."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Plan:
     """What one GPU holds, in GiB, in the two phases of a step.
 
     update:  weights (4 P / N) + gradients (4 P / N) + moments (8 P / N) + gathered + activations + logits + overhead
-    rollout: weights (4 P / N) + moments (8 P / N) + vLLM's share (gpu_memory_utilization x memory)
+    rollout: weights (4 P / N) + moments (8 P / N) + vLLM's share (gpu_memory_utilization x memory) + overhead
 
     for P parameters on N GPUs, fp32 master weights and Adam. With `offload_policy` the P / N terms are main memory.
     """
@@ -101,9 +107,9 @@ class Plan:
     gathered: float
     """bf16 weights of two layers and the embeddings, unsharded while they compute."""
     activations: float
-    """Micro-batch tokens x (checkpointed_bytes + layer_bytes), and the tokens x tokens mask of sdpa (3 bytes each)."""
+    """Micro-batch tokens x (checkpointed_bytes + layer_bytes), and the tokens x tokens mask of sdpa (`MASK_BYTES`)."""
     logits: float
-    """Micro-batch tokens x vocabulary x `LOGIT_BYTES`."""
+    """See `logit_bytes`."""
     vllm: float
     vllm_weights: float
     """bf16 weights, 2 P / tensor parallel size."""
@@ -127,7 +133,7 @@ class Plan:
 
     @property
     def rollout(self) -> float:
-        return self.weights + self.moments + self.vllm
+        return self.weights + self.moments + self.vllm + OVERHEAD_GIB
 
     @property
     def fits(self) -> bool:
@@ -140,7 +146,8 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
     parameters, gpus = architecture.parameters, config.trainer.n_gpus_per_node * config.trainer.nnodes
     on_gpu = 0 if actor.fsdp_config.offload_policy else parameters / gpus / GIB
     tokens = micro_batch_tokens(config)
-    mask = 3 * tokens**2 if config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa" else 0
+    has_mask = config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa"
+    mask = MASK_BYTES * tokens**2 if has_mask else 0
     vllm, split = rollout.gpu_memory_utilization * memory, rollout.tensor_model_parallel_size
     vllm_weights = 2 * parameters / split / GIB
     rows = data.train_batch_size * rollout.n
@@ -153,7 +160,7 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
         moments=8 * on_gpu,
         gathered=2 * (2 * architecture.layer_parameters + architecture.embedding_parameters) / GIB,
         activations=(tokens * (architecture.checkpointed_bytes + architecture.layer_bytes) + mask) / GIB,
-        logits=tokens * architecture.vocabulary * LOGIT_BYTES / GIB,
+        logits=logit_bytes(config, architecture) / GIB,
         vllm=vllm,
         vllm_weights=vllm_weights,
         cache_tokens=int((vllm - vllm_weights - OVERHEAD_GIB) * split * GIB / architecture.kv_bytes),
@@ -164,6 +171,19 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
         optimizer_steps=data.train_batch_size // actor.ppo_mini_batch_size,
         checkpoint=12 * parameters / GIB,
     )
+
+
+def logit_bytes(config: DictConfig, architecture: Architecture) -> int:
+    """Memory from the logits to their gradients, at its peak.
+
+    Plain: all of a micro-batch, `LOGIT_BYTES` per entry. Fused: those of `FUSED_ROWS` rows, whatever the micro-batch,
+    and the bf16 gradient of the output embeddings twice: what a chunk adds to it, and its sum.
+    """
+    tokens = micro_batch_tokens(config)
+    if not config.actor_rollout_ref.model.use_fused_kernels:
+        return tokens * architecture.vocabulary * LOGIT_BYTES
+    chunk = min(FUSED_ROWS, tokens) * architecture.vocabulary * FUSED_LOGIT_BYTES
+    return chunk + 2 * 2 * architecture.vocabulary * architecture.hidden
 
 
 def micro_batch_tokens(config: DictConfig) -> int:
@@ -199,7 +219,6 @@ ROWS = {
     "main memory for the model": lambda p, a: f"{p.main_memory:.0f}",
     "checkpoint on disk": lambda p, a: f"{p.checkpoint:.0f}",
     "activations per token": lambda p, a: f"{a.checkpointed_bytes / 1024:.0f} KiB",
-    "logits per token": lambda p, a: f"{a.vocabulary * LOGIT_BYTES / 1024:.0f} KiB",
     "cache per token": lambda p, a: f"{a.kv_bytes / 1024:.0f} KiB",
     "cache tokens per replica": lambda p, a: f"{p.cache_tokens:,}",
     "replicas": lambda p, a: str(p.replicas),

@@ -14,6 +14,7 @@ from r3_ext import private_network
 from r3_ext.changes import Changes
 from r3_ext.config import HYDRA, ROOT, check_choice, quoted, resolved
 from r3_ext.cpu import world
+from r3_ext.doctor.speed import ATTENTION, attention_override
 from r3_ext.metrics_file import split
 from r3_ext.prepare import EMBEDDED
 from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, missing, read_starts
@@ -68,7 +69,15 @@ class Start:
 
     def compose(self, overrides: list[str]) -> list[str]:
         """All overrides of the start, these between its method and its own."""
-        return [f"+profile={self.profile}", f"+method={self.method}", *overrides, *self.overrides]
+        groups = [f"+profile={self.profile}", f"+method={self.method}"]
+        return [*groups, *self._attention(), *overrides, *self.overrides]
+
+    def _attention(self) -> list[str]:
+        """By what is installed at the first start; a later one keeps it."""
+        if not (self.known and (self.folder / "config.yaml").is_file()):
+            return attention_override(self.profile)
+        kept = changing.stored_settings(self.folder).get(ATTENTION)
+        return [f"{ATTENTION}={kept}"] if kept and self.profile != EMBEDDED else []
 
     def stored_paths(self) -> list[str]:
         """Overrides that name the model and the data files of the last start."""

@@ -3,11 +3,16 @@
 #
 #   tests/run_tests.sh           all of it: real runs on the tiny model too
 #   tests/run_tests.sh quick     formulas and units only, for every save
+#   tests/run_tests.sh gpu       acceptance on a GPU with 80 GB; figures in outputs/gpu_acceptance.json
+#                                (-k "not runs": what needs neither vLLM nor a download)
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 if [ "${1:-}" = quick ]; then
     set -- tests/numerics tests/unit -m "not slow" "${@:2}"
+fi
+if [ "${1:-}" = gpu ]; then
+    set -- tests/gpu "${@:2}"
 fi
 bash examples/install.sh --test
 exec "$(bash examples/install.sh --print-python)" -m pytest "$@"

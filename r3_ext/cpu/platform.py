@@ -148,8 +148,9 @@ def _accept_doubled_backend() -> None:
 def activate() -> None:
     """Make this process one of the CPU platform. Called once per process, while verl is being imported."""
     platform_manager.PlatformRegistry.register(platform="cpu")(PlatformCPU)
-    # The FSDP engine is registered for cuda and npu; nothing in it is specific to them.
+    # The FSDP engines are registered for cuda and npu, the recipe's for NVIDIA's; nothing in them is specific to that.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    os.environ.setdefault("VERL_ENGINE_VENDOR", "nvidia")
     # For the processes that this one starts. Actor and vLLM take turns, small matrices gain nothing from a second
     # thread, and threads that wait spin: on a busy machine two of them make a step several times as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

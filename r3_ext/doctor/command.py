@@ -24,7 +24,7 @@ from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
 from r3_ext.doctor.gpus import check_device, check_gpus, default_profile
-from r3_ext.doctor.installation import check_attention, check_packages, check_platform, check_python, installed_version
+from r3_ext.doctor.installation import check_packages, check_platform, check_python, installed_version
 from r3_ext.doctor.machine import (
     check_compiler,
     check_cores,
@@ -37,6 +37,7 @@ from r3_ext.doctor.model_files import check_model, check_tokenizer
 from r3_ext.doctor.network import check_network
 from r3_ext.doctor.prompts import check_prompts
 from r3_ext.doctor.settings import check_config, check_values
+from r3_ext.doctor.speed import attention_override, check_attention, check_log_probs
 from r3_ext.doctor.storage import check_disk, check_output
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_cluster,
     check_gpus,
     check_attention,
+    check_log_probs,
     check_config,
     check_output,
     check_disk,
@@ -140,7 +142,8 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path) -> lis
     from r3_ext.config import check_choice, compose_config
     from r3_ext.prepare import model_and_data
 
-    groups, findings, given = [f"+profile={profile}", f"+method={method}", *cluster.overrides()], [], []
+    groups = [f"+profile={profile}", f"+method={method}", *attention_override(profile), *cluster.overrides()]
+    findings, given = [], []
     try:
         check_choice("profile", profile)
         check_choice("method", method)

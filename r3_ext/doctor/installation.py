@@ -1,4 +1,4 @@
-"""Python, packages and their pins, verl's platform, the attention kernel."""
+"""Python, packages and their pins, verl's platform."""
 
 from __future__ import annotations
 
@@ -91,16 +91,3 @@ def check_platform(config: DictConfig) -> list[Finding]:
         advice = "unset VERL_PLATFORM, or choose the profile embedded"
         return [Finding(FAIL, "platform", f"trainer.device={config.trainer.device}, but VERL_PLATFORM=cpu", advice)]
     return [Finding(OK, "platform", "CPU" if is_cpu(config) else config.trainer.device)]
-
-
-def check_attention(config: DictConfig) -> list[Finding]:
-    """verl's default is flash_attention_2, whose package has no wheel for the pinned torch and is not in the pins."""
-    key = "actor_rollout_ref.model.override_config.attn_implementation"
-    chosen = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
-    has_flash = installed_version("flash-attn") is not None
-    if chosen == "flash_attention_2" and (is_cpu(config) or not has_flash):
-        reason = "needs a GPU" if is_cpu(config) else "needs the package flash-attn"
-        advice = f"set +{key}=sdpa" + ("" if is_cpu(config) else ", or compile flash-attn (see examples/install.sh)")
-        return [Finding(FAIL, "attention", f"flash_attention_2 {reason}", advice)]
-    hint = f"; flash-attn is installed and faster: {key}=flash_attention_2" if has_flash and chosen == "sdpa" else ""
-    return [Finding(OK, "attention", chosen + hint)]

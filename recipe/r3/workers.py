@@ -26,6 +26,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from . import engine  # noqa: F401  registers itself
 from .core_algos import unmarked
 from .replay_buffer import column
 from .safe_loading import without_unpickling

@@ -15,7 +15,18 @@ from packaging.requirements import Requirement
 from r3_ext import cli, data, launch
 from r3_ext.config import EXAMPLE_CONFIG
 from r3_ext.cpu import tiny_model
-from r3_ext.doctor import command, data_files, gpus, installation, machine, model_files, prompts, settings, storage
+from r3_ext.doctor import (
+    command,
+    data_files,
+    gpus,
+    installation,
+    machine,
+    model_files,
+    prompts,
+    settings,
+    speed,
+    storage,
+)
 from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.doctor.network import check_network
@@ -313,14 +324,55 @@ class TestGPUs:
     def test_not_asked_for(self, config):
         assert gpus.check_gpus(config) == []
 
-    def test_flash_attention_needs_its_package(self, gpu_config, monkeypatch):
+    @pytest.fixture
+    def versions(self, monkeypatch):
         versions = {}
-        monkeypatch.setattr(installation, "installed_version", versions.get)
-        assert levels(installation.check_attention(gpu_config)) == [OK]
-        gpu_config.actor_rollout_ref.model.override_config = {}  # verl's default
-        assert "sdpa" in only(installation.check_attention(gpu_config), FAIL).advice
+        monkeypatch.setattr(speed, "installed_version", versions.get)
+        return versions
+
+    def test_plain_attention_on_packed_rows_says_what_it_costs(self, gpu_config, versions):
+        finding = only(speed.check_attention(gpu_config), WARN)
+        assert "16,384 x 16,384" in finding.found and "mask of 0.8 GiB" in finding.found
+        assert "kernels>=0.12,<0.13" in finding.advice
         versions["flash-attn"] = "2.8.3"
-        assert levels(installation.check_attention(gpu_config)) == [OK]
+        assert only(speed.check_attention(gpu_config), WARN).advice.endswith("attn_implementation=flash_attention_2")
+        gpu_config.actor_rollout_ref.model.use_remove_padding = False
+        assert levels(speed.check_attention(gpu_config)) == [OK]
+
+    def test_flash_attention_needs_one_of_two_packages(self, gpu_config, versions):
+        gpu_config.actor_rollout_ref.model.override_config = {}  # verl's default
+        assert "sdpa" in only(speed.check_attention(gpu_config), FAIL).advice
+        versions["kernels"] = "0.12.3"
+        assert speed.HUB_KERNEL in only(speed.check_attention(gpu_config), OK).found
+        versions["flash-attn"] = "2.8.3"
+        assert speed.HUB_KERNEL not in only(speed.check_attention(gpu_config), OK).found
+
+    @pytest.mark.parametrize("version", ["0.17.2", "0.11.7"])
+    def test_kernels_that_transformers_cannot_import_are_found(self, gpu_config, versions, version):
+        versions["kernels"] = version
+        assert f"kernels {version}" in only(speed.check_attention(gpu_config), FAIL).found
+        assert speed.attention_override("gpu_1x80gb") == []
+
+    def test_a_run_takes_the_attention_that_is_installed_and_no_other(self, versions):
+        assert speed.attention_override("gpu_1x80gb") == []
+        versions["kernels"] = "0.12.3"
+        assert speed.attention_override("gpu_1x80gb") == [f"{speed.ATTENTION}=flash_attention_2"]
+        assert speed.attention_override("embedded") == []
+
+    def test_the_doctor_looks_at_the_attention_that_a_run_would_take(self, versions, tmp_path):
+        versions["kernels"] = "0.12.3"
+        found = {f.check: f for f in command.examine("gpu_1x80gb", "r3", [], tmp_path)}
+        assert found["attention"].level == OK
+        chosen = [f"{speed.ATTENTION}=sdpa"]
+        found = {f.check: f for f in command.examine("gpu_1x80gb", "r3", chosen, tmp_path)}
+        assert found["attention"].level == WARN, "who sets it is obeyed"
+
+    def test_log_probs_that_are_not_fused_are_told(self, gpu_config, versions):
+        assert levels(speed.check_log_probs(gpu_config)) == [OK]
+        gpu_config.actor_rollout_ref.model.use_fused_kernels = False
+        assert "in Python" in only(speed.check_log_probs(gpu_config), WARN).found
+        versions["flash-attn"] = "2.8.3"
+        assert "in Python" not in only(speed.check_log_probs(gpu_config), WARN).found
 
 
 class TestOutput:

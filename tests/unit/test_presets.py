@@ -4,16 +4,18 @@
 """
 
 import math
+import os
 import re
+import subprocess
 
 import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from r3_ext import sizing
-from r3_ext.doctor.finding import OK
-from r3_ext.doctor.installation import check_attention
+from r3_ext.doctor.finding import OK, WARN
 from r3_ext.doctor.settings import check_config
+from r3_ext.doctor.speed import check_attention, check_log_probs
 from r3_ext.launch import EXAMPLE_CONFIG, RECIPE_CONFIG, compose_config
 from recipe.r3.baseline import BaselineTrainer, LedgerMixin, MeasuredMixin
 from recipe.r3.stop import StoppableMixin
@@ -37,6 +39,7 @@ EMBEDDED_DIFFERS = [
     "actor_rollout_ref.model.enable_gradient_checkpointing",
     "actor_rollout_ref.model.external_lib",
     "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.use_fused_kernels",
     "actor_rollout_ref.model.use_remove_padding",
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
@@ -87,6 +90,7 @@ GPU_PROFILES_DIFFER = {
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         "actor_rollout_ref.rollout.agent.num_workers",
         "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
         "actor_rollout_ref.rollout.max_model_len",
         "actor_rollout_ref.rollout.max_num_seqs",
         "data.max_prompt_length",
@@ -108,10 +112,11 @@ GPU_PROFILES_DIFFER = {
     ],
     "gpu_2x8x80gb": ["trainer.nnodes"],
     "gpu_4x80gb": [
+        "actor_rollout_ref.rollout.max_num_seqs",
         "trainer.n_gpus_per_node",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units",
     ],
-    "gpu_8x40gb": ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"],
+    "gpu_8x40gb": ["actor_rollout_ref.rollout.gpu_memory_utilization"],
     "gpu_8x80gb_7b": [
         "actor_rollout_ref.model.path",
         "actor_rollout_ref.rollout.gpu_memory_utilization",
@@ -157,8 +162,10 @@ def test_no_file_is_left_out():
 @pytest.mark.parametrize("method", METHODS)
 def test_composes_and_is_valid(composed, profile, method):
     config = composed(profile, method)
-    findings = check_config(config) + check_attention(config)
+    findings = check_config(config) + check_log_probs(config)
     assert [finding for finding in findings if finding.level != OK] == []
+    [attention] = check_attention(config)
+    assert attention.level == (OK if profile == "embedded" else WARN)
     OmegaConf.resolve(config)
     assert config.reward.reward_manager.module.name == "R3RewardManager"
 
@@ -180,6 +187,32 @@ def test_gpu_profiles_fit_their_gpus_and_their_name(composed, monkeypatch, profi
     *gpus, _ = re.findall(r"\d+", profile.removesuffix("_7b"))
     assert plan.replicas == math.prod(map(int, gpus))
     assert plan.optimizer_steps == 2
+
+
+def test_the_recipes_own_script_is_the_default_profile(composed, tmp_path):
+    fake = tmp_path / "python3"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DATA": "train.parquet", "VAL_DATA": "val.parquet"}
+    script = ["bash", RECIPE_CONFIG.parent / "run_r3_deepscaler.sh", "data.seed=3"]
+    said = subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (said[:2], said[-1]) == (["-m", "recipe.r3.main_r3"], "data.seed=3"), "what is given comes last"
+    theirs, ours = (
+        leaves(OmegaConf.to_container(config, resolve=False))
+        for config in (compose_config(said[2:-1]), composed(DEFAULT, "r3"))
+    )
+    assert {key for key in theirs.keys() | ours.keys() if theirs.get(key, "absent") != ours.get(key, "absent")} == {
+        *("data.train_files", "data.val_files", "trainer.project_name", "trainer.experiment_name"),
+    }
+
+
+def test_every_replica_takes_its_rows_at_once_where_the_cache_lets_it(composed):
+    """All but the profiles of one GPU, which would need a larger cache for that."""
+    for profile in [name for name in PROFILES if name.startswith(("gpu_4", "gpu_8"))]:
+        plan = sizing.plan(
+            composed(profile), sizing.ARCHITECTURES[composed(profile).actor_rollout_ref.model.path], 79.0
+        )
+        assert plan.rows / plan.replicas <= composed(profile).actor_rollout_ref.rollout.max_num_seqs, profile
 
 
 def test_grpo_is_verls_own_trainer(composed):

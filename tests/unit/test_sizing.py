@@ -1,10 +1,15 @@
+import weakref
+
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Qwen2Config
+from verl.utils.experimental.torch_functional import FusedLinearForPPO
 
 from r3_ext import sizing
-from r3_ext.launch import compose_config
+from r3_ext.launch import EXAMPLE_CONFIG, compose_config
 from r3_ext.sizing import ARCHITECTURES, GIB, Architecture
 
 SMALL, LARGE = ARCHITECTURES.values()
@@ -56,9 +61,77 @@ def test_phases_add_up(config):
     plan = sizing.plan(config, SMALL, 79.0)
     parts = plan.weights + plan.gradients + plan.moments + plan.gathered + plan.activations + plan.logits
     assert plan.update == pytest.approx(parts + sizing.OVERHEAD_GIB)
-    assert plan.logits * GIB == 16384 * 151936 * 10
-    assert plan.rollout == pytest.approx(plan.weights + plan.moments + 0.6 * 79)
-    assert plan.cache_tokens == int((0.6 * 79 - plan.vllm_weights - 3) * GIB / SMALL.kv_bytes)
+    assert plan.logits * GIB == 512 * 151936 * 29 + 4 * 151936 * 1536
+    assert plan.rollout == pytest.approx(plan.weights + plan.moments + 0.85 * 79 + sizing.OVERHEAD_GIB)
+    assert plan.cache_tokens == int((0.85 * 79 - plan.vllm_weights - 3) * GIB / SMALL.kv_bytes)
+
+
+def test_plain_logits_grow_with_the_micro_batch_and_fused_ones_do_not(config):
+    def logits(fused, tokens):
+        config.actor_rollout_ref.model.use_fused_kernels = fused
+        config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = tokens
+        return sizing.plan(config, SMALL, 79.0).logits * GIB
+
+    config = config.copy()
+    assert (logits(False, 16384), logits(False, 32768)) == (16384 * 151936 * 10, 32768 * 151936 * 10)
+    assert logits(True, 16384) == logits(True, 32768)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that are alive at a time, of those made within."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.seen:
+                storage = tensor.untyped_storage()
+                self.seen.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
+                self.most = max(self.most, self.now)
+        return made
+
+    def forget(self, key, size):
+        self.seen.discard(key)
+        self.now -= size
+
+
+@pytest.mark.parametrize("with_entropy, bytes_per_entry", [(False, 21), (True, sizing.FUSED_LOGIT_BYTES)])
+def test_fused_log_probs_hold_what_is_computed(with_entropy, bytes_per_entry):
+    """verl's own function in bf16, eight chunks of it, counted tensor by tensor."""
+    tokens, hidden, vocabulary = 8 * sizing.FUSED_ROWS, 32, 2048
+    states = torch.randn(tokens, hidden).bfloat16().requires_grad_()
+    weight = torch.randn(vocabulary, hidden).bfloat16().requires_grad_()
+    with LiveBytes() as live:
+        log_probs, entropy = FusedLinearForPPO()(states, weight, torch.randint(0, vocabulary, (tokens,)))
+        (log_probs.sum() + entropy.sum() if with_entropy else log_probs.sum()).backward()
+    computed = sizing.FUSED_ROWS * vocabulary * bytes_per_entry + 4 * vocabulary * hidden
+    assert computed * 0.95 < live.most < computed * 1.02, live.most / computed
+
+
+def test_the_readmes_table_is_the_computed_one():
+    readme = (EXAMPLE_CONFIG.parent.parent / "README.md").read_text().splitlines()
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in readme
+        if line[:1] == "|"
+    }
+    plans = [sizing.profile_plan(profile) for profile in sizing.gpu_profiles()]
+    shown = {
+        "update, in all": "**update, in all**",
+        "of it logits": "logits",
+        "rollout, in all": "**rollout, in all**",
+        **{
+            name: name for name in ("checkpoint on disk", "rows per step, at most", "response tokens per step, at most")
+        },
+    }
+    for name, row in shown.items():
+        assert rows[name] == [sizing.ROWS[row](*pair).strip("*") for pair in plans], name
 
 
 def test_rows_count_reflection_groups_at_their_cap(config):

@@ -4,11 +4,14 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
 from r3_ext import changes, launch, run_folder
 from r3_ext.config import compose_config, quoted
+from r3_ext.doctor import speed
 from r3_ext.failure import error_lines
 from r3_ext.metrics_file import MetricsFile
 from r3_ext.start import settle
@@ -92,6 +95,35 @@ def test_a_run_that_goes_on_keeps_method_profile_options_and_overrides():
 def test_nothing_given_changes_nothing():
     begin("--run", "a", "algorithm.r3.replay.k=4")
     assert compare(start_of("a", resume=True)) == {}
+
+
+def test_a_run_keeps_its_attention_whatever_is_installed_later(monkeypatch):
+    def attention(start):
+        return compose_config(start.compose([])).actor_rollout_ref.model.override_config.attn_implementation
+
+    versions = {}
+    monkeypatch.setattr(speed, "installed_version", versions.get)
+    begin("--run", "a", "--profile", "gpu_1x80gb")
+    versions["flash-attn"] = "2.8.3"
+    assert attention(start_of("a", resume=True)) == "sdpa"
+    assert compare(start_of("a", resume=True)) == {}
+    begin("--run", "b", "--profile", "gpu_1x80gb")
+    versions.clear()
+    assert attention(start_of("b", resume=True)) == "flash_attention_2"
+    versions["flash-attn"] = "2.8.3"
+    assert attention(start_of("--run", "c", "--profile", "gpu_1x80gb", f"{speed.ATTENTION}=sdpa")) == "sdpa"
+    assert attention(start_of("--run", "d")) == "sdpa", "without a GPU"
+
+
+@pytest.mark.parametrize(
+    "settings, steps", [((), 6), (("data.train_max_samples=9",), 4), (("data.train_max_samples=99",), 6)]
+)
+def test_the_progress_bar_counts_the_steps_that_verl_takes(tmp_path, settings, steps):
+    """13 problems, 4 a step, two epochs."""
+    file = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"prompt": ["p"] * 13}), file)
+    given = (f"data.train_files={file}", "data.train_batch_size=4", "trainer.total_epochs=2", *settings)
+    assert launch.total_steps(compose_config(["+profile=embedded", "+method=r3", *given])) == steps
 
 
 def test_with_change_it_goes_on_as_another_run_and_says_so():

@@ -1,0 +1,31 @@
+"""The sizes at which the suite runs: a GPU's, and small ones that show on the CPU that the suite itself works."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shapes:
+    rows: int
+    """Of the advantage and the ranking, in groups of 8 and 16."""
+    tokens: int
+    """Response tokens of a row."""
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int
+    lengths: tuple[int, ...]
+    """Tokens of the rows of one packed micro-batch; more than the 512 that fused log-probs take at a time."""
+
+
+# The width, heads and vocabulary of DeepSeek-R1-Distill-Qwen-1.5B. Four of its 28 layers: what is compared lies behind
+# them, and a model with gradients in single precision and all logits of 8,192 tokens stay under 40 GiB.
+REAL = Shapes(
+    *(2048, 8192, 1536, 4, 12, 2, 8960, 151936),
+    lengths=(3000, 2500, 1500, 1000, 192),
+)
+SMALL = Shapes(
+    *(64, 96, 64, 2, 4, 2, 128, 512),
+    lengths=(300, 250, 150, 68),
+)
