@@ -218,9 +218,10 @@ def test_every_replica_takes_its_rows_at_once_where_the_cache_lets_it(composed):
 def test_grpo_is_verls_own_trainer(composed):
     config = composed(DEFAULT, "grpo")
     assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("baseline", "grpo")
-    # Verl's own but for what it measures.
+    # Verl's own but for what it measures, how it ends when asked to, and the watch over its workers.
     assert BaselineTrainer.__mro__[1:] == (MeasuredMixin, StoppableMixin, LedgerMixin, *PPOTrainerSync.__mro__)
-    assert not [name for name in BaselineTrainer.__dict__ if not name.startswith(("__", "_abc"))]
+    own = [name for name in BaselineTrainer.__dict__ if not name.startswith(("__", "_abc"))]
+    assert own == ["on_train_begin"]
     assert config.trainer.v1.sampler.custom_sampler == {"path": None, "name": None}
     assert not config.algorithm.filter_groups.enable
 
