@@ -15,8 +15,8 @@
 
 `MeasuredMixin` adds to any synchronous trainer: unbiased validation figures (`val/`), and every token that was
 generated for training (`generated/tokens`), those of groups that dynamic sampling threw away included. A run that is
-asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trainer with this and a watch over its workers:
-`trainer.v1.trainer_mode=baseline`.
+asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trainer with this and a watch over its
+workers: `trainer.v1.trainer_mode=baseline`.
 """
 
 import transfer_queue as tq
