@@ -26,7 +26,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from r3_ext import private_network, supervise
+from r3_ext import memory, private_network, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted
 from r3_ext.console import RunDisplay, closing_table
@@ -34,6 +34,7 @@ from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
 from r3_ext.failure import error_lines
+from r3_ext.memory import LIGHT, MemoryLog
 from r3_ext.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.prepare import EMBEDDED, model_and_data
 from r3_ext.run_folder import append, held, read_starts
@@ -182,8 +183,13 @@ def run_overrides(folder: Path, method: str, wandb: bool) -> list[str]:
     return overrides
 
 
-def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
+def train(folder: Path, command: list[str], metrics: MetricsFile, sampled: MemoryLog) -> int:
     """Run the training command under supervision; returns its exit code."""
+
+    def poll() -> None:
+        sampled.poll()
+        metrics.poll()
+
     env = {
         **os.environ,
         "VERL_FILE_LOGGER_PATH": str(metrics.source),
@@ -192,7 +198,7 @@ def train(folder: Path, command: list[str], metrics: MetricsFile) -> int:
         "RAY_DEDUP_LOGS": "1",
     }
     try:
-        return supervise.run(command, env, folder / "run.log", metrics.poll)
+        return supervise.run(command, env, folder / "run.log", poll)
     except BudgetSpent:
         return 0
     finally:
@@ -289,11 +295,16 @@ def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
     return step
 
 
-def command_of(start: Start, overrides: list[str], config: DictConfig, python: str) -> list[str]:
-    """The training command; what it is given lies in the folder before it begins."""
+def command_of(
+    start: Start, overrides: list[str], config: DictConfig, python: str, entry: str | None = None
+) -> list[str]:
+    """The training command; what it is given lies in the folder before it begins.
+
+    entry: the module that trains (None: the method's).
+    """
     if python != sys.executable:
         overrides = [*overrides, f"+{PY_EXECUTABLE}={quoted(python)}"]
-    command = [python, "-m", ENTRY[start.method], "--config-path", str(RECIPE_CONFIG)]
+    command = [python, "-m", entry or ENTRY[start.method], "--config-path", str(RECIPE_CONFIG)]
     command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
     command = private_network.wrap(command, private_network.needs(config), private_network.several_machines(config))
     OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
@@ -301,8 +312,13 @@ def command_of(start: Start, overrides: list[str], config: DictConfig, python: s
     return command
 
 
-def run(start: Start, step: int, config: DictConfig, command: list[str], console: Console) -> tuple[int, int]:
-    """Train; returns the exit code, and the byte of run.log at which this start begins."""
+def run(
+    start: Start, step: int, config: DictConfig, command: list[str], console: Console, sampling: float = LIGHT
+) -> tuple[int, int]:
+    """Train; returns the exit code, and the byte of run.log at which this start begins.
+
+    sampling: share of a core for memory.jsonl.
+    """
     from recipe.r3.r3_config import describe, load_r3_config
 
     log = start.folder / "run.log"
@@ -317,7 +333,7 @@ def run(start: Start, step: int, config: DictConfig, command: list[str], console
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
             with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
                 metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
-                code = train(start.folder, command, metrics)
+                code = train(start.folder, command, metrics, MemoryLog(start.folder, sampling))
         except KeyboardInterrupt:
             code = 130
         except (supervise.WorkerDied, supervise.MachineBusy) as error:
@@ -334,6 +350,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds_total=seconds_of(starts)
     )
     summary |= over_starts(starts, cut) | {"exit_code": code, "updates": summary["steps"] * updates_of_step(config)}
+    summary["peak_memory_gib"] = memory.peak(memory.read(folder))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if summary["steps"]:
         console.print(closing_table(summary))
