@@ -34,7 +34,7 @@ from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
 from r3_ext.failure import error_lines
-from r3_ext.memory import LIGHT, MemoryLog
+from r3_ext.memory import MemoryLog
 from r3_ext.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.prepare import EMBEDDED, model_and_data
 from r3_ext.run_folder import append, held, read_starts
@@ -313,11 +313,11 @@ def command_of(
 
 
 def run(
-    start: Start, step: int, config: DictConfig, command: list[str], console: Console, sampling: float = LIGHT
+    start: Start, step: int, config: DictConfig, command: list[str], console: Console, sample_s: float = 10.0
 ) -> tuple[int, int]:
     """Train; returns the exit code, and the byte of run.log at which this start begins.
 
-    sampling: share of a core for memory.jsonl.
+    sample_s: seconds from one line of memory.jsonl to the next.
     """
     from recipe.r3.r3_config import describe, load_r3_config
 
@@ -333,7 +333,7 @@ def run(
             # One Ray cluster for several runs numbers their jobs, and their sockets stay apart.
             with nullcontext() if os.environ.get("RAY_ADDRESS") else supervise.only_local_run():
                 metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
-                code = train(start.folder, command, metrics, MemoryLog(start.folder, sampling))
+                code = train(start.folder, command, metrics, MemoryLog(start.folder, sample_s))
         except KeyboardInterrupt:
             code = 130
         except (supervise.WorkerDied, supervise.MachineBusy) as error:

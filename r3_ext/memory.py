@@ -10,6 +10,7 @@ GPU, vLLM's share and everybody else's included.
 import json
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,45 +19,80 @@ from r3_ext.doctor.gpus import list_gpus
 from r3_ext.summary import read_metrics
 
 FILE = "memory.jsonl"
-LIGHT, CLOSE = 0.01, 0.1
-"""Shares of a core that the sampling may take: beside a training run, and in a rehearsal."""
-LEAST_S = 0.5
+CLOSE_S = 0.5
+"""Between two lines of a rehearsal, whose phases take seconds."""
+CORE_SHARE = 0.01
+"""Of a core, for reading what processes share: the kernel walks all their pages for that."""
 KIB_OF_GIB = 2**20
 
 
-class MemoryLog:
-    """Writes a sample at each `poll`, as often as `share` of a core allows: the kernel walks all pages for one."""
+@dataclass
+class Seen:
+    """A process when it was last read in full."""
 
-    def __init__(self, folder: Path, share: float = LIGHT):
-        self.file, self.share = folder / FILE, share
+    title: str
+    created: float
+    proportional: float
+    """GiB"""
+    private: float
+    """GiB that were its own or its parent's, at that time: what it takes since is told by how this grows."""
+
+
+class MemoryLog:
+    """Takes a sample at each `poll` and writes the highest of the last `every_s` seconds."""
+
+    def __init__(self, folder: Path, every_s: float = 10.0):
+        self.file, self.every_s = folder / FILE, every_s
         self.has_gpus = bool(list_gpus())
-        self.next = 0.0
+        self.seen: dict[int, Seen] = {}
+        self.read_at = self.gpus_at = self.written = 0.0
+        self.highest: dict | None = None
 
     def poll(self) -> None:
-        if time.monotonic() < self.next:
-            return
-        begin = time.thread_time()
-        main = main_memory(psutil.Process().children(recursive=True))
-        sample = {"t": round(time.time(), 2), "main": {title: round(gib, 4) for title, gib in main.items()}}
-        if self.has_gpus:
+        now = time.monotonic()
+        sample = {"t": round(time.time(), 2), "main": self._main(now)}
+        if self.has_gpus and now >= self.gpus_at:
             sample["gpus"] = [round(gpu.used, 3) for gpu in list_gpus()]
-        with open(self.file, "a") as file:
-            file.write(json.dumps(sample) + "\n")
-        self.next = time.monotonic() + max(LEAST_S, (time.thread_time() - begin) / self.share)
+            self.gpus_at = now + max(self.every_s, 10 * (time.monotonic() - now))
+        self.highest = sample if self.highest is None else higher(self.highest, sample)
+        if now - self.written >= self.every_s:
+            with open(self.file, "a") as file:
+                file.write(json.dumps(self.highest) + "\n")
+            self.highest, self.written = None, now
+
+    def _main(self, now: float) -> dict[str, float]:
+        """GiB by title of all processes below this one; in full as often as `CORE_SHARE` allows."""
+        if is_due := now >= self.read_at:
+            self.seen.clear()
+        begin, taken = time.thread_time(), defaultdict(float)
+        for process in psutil.Process().children(recursive=True):
+            try:
+                known = self.seen.get(process.pid)
+                if known is None or known.created != process.create_time():
+                    known = self.seen[process.pid] = read_process(process)
+                taken[known.title] += max(0.0, known.proportional + private(process) - known.private)
+            except (psutil.Error, OSError):  # it ended meanwhile
+                continue
+        if is_due:
+            self.read_at = now + (time.thread_time() - begin) / CORE_SHARE
+        return {title: round(gib, 4) for title, gib in taken.items() if gib}
 
 
-def main_memory(processes: list[psutil.Process]) -> dict[str, float]:
-    """GiB of main memory by title of the processes; what has none, or is gone, is left out."""
-    taken = defaultdict(float)
-    for process in processes:
-        try:
-            words = process.cmdline()
-            size = proportional(process)
-        except (psutil.Error, OSError):  # it ended meanwhile
-            continue
-        if size:
-            taken[title(words)] += size
-    return dict(taken)
+def higher(one: dict, other: dict) -> dict:
+    """The sample with more main memory, with the most that either shows of each GPU."""
+    chosen = max(one, other, key=lambda sample: sum(sample["main"].values()))
+    gpus = [sample["gpus"] for sample in (one, other) if "gpus" in sample]
+    return chosen | ({"gpus": [max(column) for column in zip(*gpus, strict=True)]} if gpus else {})
+
+
+def read_process(process: psutil.Process) -> Seen:
+    return Seen(title(process.cmdline()), process.create_time(), proportional(process), private(process))
+
+
+def private(process: psutil.Process) -> float:
+    """GiB of a process that are no file's and no shared memory's."""
+    info = process.memory_info()
+    return (info.rss - info.shared) / 2**30
 
 
 def proportional(process: psutil.Process) -> float:

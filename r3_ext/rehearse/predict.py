@@ -107,7 +107,7 @@ def tokens_that_fit(budget: float, before: float, peak: float, tokens: int, leas
 
 def computed_fit(config: DictConfig, architecture: sizing.Architecture, memory: float) -> list[str] | None:
     """The overrides, as few and as mild as possible, with which the computed sizing fits; None where none do."""
-    actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
+    actor, data = config.actor_rollout_ref.actor, config.data
     longest = data.max_prompt_length + data.max_response_length
 
     def planned(*overrides: str) -> sizing.Plan:
@@ -120,14 +120,17 @@ def computed_fit(config: DictConfig, architecture: sizing.Architecture, memory: 
             return []
         return next(([f"{key}={value}"] for value in values if fits(planned(*given, f"{key}={value}"))), [])
 
-    shares = [round(0.05 * step, 2) for step in range(19, 1, -1) if 0.05 * step < rollout.gpu_memory_utilization]
+    def rolls_out(plan: sizing.Plan) -> bool:
+        return plan.rollout <= memory and plan.cache_tokens >= longest
+
+    shares = [round(0.05 * step, 2) for step in range(19, 1, -1)]
     start = actor.ppo_max_token_len_per_gpu // 256 * 256
     tokens = [longest, *range(-(-longest // 256) * 256, start, 256)][::-1] if actor.use_dynamic_bsz else []
     for offload in ([], [f"{OFFLOAD}=True"]):
-        share = largest(shares, UTILIZATION, lambda plan: plan.rollout <= memory, *offload)
+        share = largest(shares, UTILIZATION, rolls_out, *offload)
         micro = largest(tokens, TOKENS, lambda plan: plan.update <= memory, *offload)
         found = [*offload, *share, *micro]
         plan = planned(*found)
-        if plan.fits and plan.cache_tokens >= longest:
+        if plan.fits and rolls_out(plan):
             return found
     return None

@@ -17,7 +17,7 @@ from r3_ext.doctor import command as doctor
 from r3_ext.doctor.finding import is_cpu
 from r3_ext.doctor.gpus import list_gpus
 from r3_ext.doctor.model_files import model_architecture, tokenizer_of
-from r3_ext.memory import CLOSE
+from r3_ext.memory import CLOSE_S
 from r3_ext.prepare import MODEL, override
 from r3_ext.rehearse import predict, report, steps, weights
 from r3_ext.rehearse.measured import Measured
@@ -60,7 +60,7 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
         overrides = [*overrides, *rehearsal_overrides(config, start.folder, places, kinds)]
         rehearsed = compose_config(overrides)
         command = launch.command_of(start, overrides, rehearsed, python, ENTRY)
-        code, _ = launch.run(start, -1, rehearsed, command, console, CLOSE)
+        code, _ = launch.run(start, -1, rehearsed, command, console, CLOSE_S)
         if code == 130:
             return code
         measured = Measured.read(start.folder, began, time.time())

@@ -4,9 +4,7 @@ import json
 import random
 import subprocess
 import sys
-import time
 
-import psutil
 import pyarrow.parquet as parquet
 import pytest
 from omegaconf import OmegaConf
@@ -188,12 +186,12 @@ def too_little() -> float:
     return sizing.plan(compose_config(GPU), DISTILL, 1000.0).update - 2
 
 
-@pytest.mark.parametrize("share", ["0.6", "0.98"])
+@pytest.mark.parametrize("share", ["0.6", "0.98", "0.05"])
 def test_the_computed_settings_fit_and_the_present_ones_do_not(share):
     config, gib = compose_config([*GPU, f"{predict.UTILIZATION}={share}"]), too_little()
     assert not sizing.plan(config, DISTILL, gib).fits
     fit = predict.computed_fit(config, DISTILL, gib)
-    assert (predict.UTILIZATION in " ".join(fit)) == (share == "0.98") and predict.TOKENS in fit[-1]
+    assert (predict.UTILIZATION in " ".join(fit)) == (share != "0.6") and predict.TOKENS in fit[-1]
     changed = OmegaConf.merge(config, OmegaConf.from_dotlist(fit))
     plan = sizing.plan(changed, DISTILL, gib)
     assert plan.fits and plan.cache_tokens >= LONGEST, fit
@@ -296,24 +294,50 @@ def test_what_the_workers_received_is_counted_once_without_padding(tmp_path):
 # memory
 
 
-def test_the_memory_of_a_process_is_what_it_touches(tmp_path):
-    """A child that fills 300 MB shows them, under its own name."""
-    code = "import time; held = b'x' * (300 * 2**20); print(1, flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+GROWS = """
+held = b"x" * (300 * 2**20)
+print(1, flush=True)
+input()
+more = b"x" * (200 * 2**20)
+print(2, flush=True)
+input()
+"""
+
+
+def test_the_memory_of_a_process_is_what_it_touches_and_its_growth_is_seen_between_two_readings(tmp_path):
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-c", GROWS], stdin=pipe, stdout=pipe, text=True)
     try:
         child.stdout.readline()
-        found = memory.main_memory([psutil.Process(child.pid)])
-        [(name, gib)] = found.items()
-        assert name.startswith("python") and 0.29 < gib < 0.4
-        log = memory.MemoryLog(tmp_path)
+        log = memory.MemoryLog(tmp_path, every_s=0)
         log.poll()
-        log.poll()  # too soon for a second one
-        [line] = memory.read(tmp_path)
-        assert abs(line["t"] - time.time()) < 60 and sum(line["main"].values()) >= gib * 0.9
+        log.read_at = float("inf")  # no second reading in full
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        log.poll()
+        name = memory.title([sys.executable])
+        before, after = (line["main"][name] for line in memory.read(tmp_path))
+        assert before > 300 / 1024 and after - before == pytest.approx(200 / 1024, abs=0.01)
+        assert memory.peak(memory.read(tmp_path))["main"] == pytest.approx(after, abs=0.001)
     finally:
         child.kill()
         child.wait()
-    assert memory.main_memory([psutil.Process()]) and memory.peak([]) == {}
+    log.poll()
+    assert name not in memory.read(tmp_path)[-1]["main"], "what ended takes nothing"
+
+
+def test_a_log_writes_the_highest_sample_of_its_interval(tmp_path):
+    log = memory.MemoryLog(tmp_path, every_s=1000)
+    readings = iter([{"a": 1.0}, {"a": 3.0}, {"a": 2.0}])
+    log._main = lambda now: next(readings)
+    log.poll()  # the first at once
+    log.poll()
+    log.written = 0
+    log.poll()
+    assert [line["main"] for line in memory.read(tmp_path)] == [{"a": 1.0}, {"a": 3.0}]
+    both = memory.higher(sample(0, 1, 10, 30), sample(1, 2, 20, 5))
+    assert both["t"] == 1 and both["gpus"] == [20, 30]
 
 
 def test_titles_of_processes():
