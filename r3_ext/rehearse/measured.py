@@ -81,8 +81,8 @@ class Measured:
     def samples_in(self, *phases: Phase) -> list[dict]:
         return [s for s in self.samples if any(phase.begin <= s["t"] <= phase.end for phase in phases)]
 
-    def peak(self, kind: str | None, name: str | None = None) -> dict:
-        """`memory.peak` of the phases of that kind (None: before the first step) and name (None: all)."""
+    def peak(self, kind: str, name: str | None = None) -> dict:
+        """`memory.peak` of the phases of that kind and name (None: all)."""
         found = [p for p in self.phases if p.kind == kind and name in (None, p.name)]
         return memory.peak(self.samples_in(*found))
 

@@ -23,14 +23,15 @@ class Course:
     checkpoints: int
 
     @classmethod
-    def of(cls, config: DictConfig, steps: int, problems: int) -> "Course":
-        """The course of `steps` steps on so many problems.
+    def of(cls, config: DictConfig, problems: int) -> "Course":
+        """The course of a run on so many problems.
 
-        40 steps on 128 problems in batches of 16, test_freq 10 and save_freq 20: 8 first steps, 5 validations with the
-        one before training, 2 checkpoints.
+        5 epochs of 128 problems in batches of 16, test_freq 10 and save_freq 20: 40 steps, 8 of them first ones,
+        5 validations with the one before training, 2 checkpoints.
         """
         trainer = config.trainer
         in_epoch = max(1, problems // config.data.train_batch_size)
+        steps = min(trainer.total_training_steps or 10**9, in_epoch * trainer.total_epochs)
 
         def times(frequency: int) -> int:
             """verl does it every so many steps and after the last one."""

@@ -56,7 +56,7 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
     kinds = steps.kinds_of(repeat)
     with held(start.folder):
         say(f"{len(kinds)} steps: {', '.join(kinds)}")
-        prepare(config, r3, start.folder, repeat)
+        problems = prepare(config, r3, start.folder, repeat)
         overrides = [*overrides, *rehearsal_overrides(config, start.folder, places, kinds)]
         rehearsed = compose_config(overrides)
         command = launch.command_of(start, overrides, rehearsed, python, ENTRY)
@@ -65,8 +65,7 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
             return code
         measured = Measured.read(start.folder, began, time.time())
         facts = {
-            "steps": launch.total_steps(config),
-            "problems": problems(config),
+            "problems": problems,
             "caps": steps.Caps.of(config, r3),
             "rows_folder": start.folder / "rows",
             "checkpoint_bytes": drop_checkpoint(start.folder / "checkpoints"),
@@ -115,8 +114,8 @@ def refuse(config: DictConfig, plan: sizing.Plan, architecture: sizing.Architect
     return 1
 
 
-def prepare(config: DictConfig, r3: R3Config, folder: Path, repeat: int) -> None:
-    """Write the rows of all steps, and the history of the worst one."""
+def prepare(config: DictConfig, r3: R3Config, folder: Path, repeat: int) -> int:
+    """Write the rows of all steps, and the history of the worst one; returns the number of problems of the run."""
     tokenizer = tokenizer_of(config)
     kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
 
@@ -132,6 +131,8 @@ def prepare(config: DictConfig, r3: R3Config, folder: Path, repeat: int) -> None
     names = [[data.query_id(row) for row in rows] for rows in (reflected, others)]
     history = folder / "history.sqlite"
     steps.plant(str(history), r3, *names, cut_off, config.data.max_response_length, vocabulary)
+    most = config.data.get("train_max_samples", -1)
+    return min(len(data.table), most) if most > 0 else len(data.table)
 
 
 def rehearsal_overrides(config: DictConfig, folder: Path, places: list[str], kinds: list[str]) -> list[str]:
@@ -156,16 +157,6 @@ def rehearsal_overrides(config: DictConfig, folder: Path, places: list[str], kin
         f"algorithm.r3.rows_folder={quoted(folder / 'rows')}",
         "algorithm.r3.history.restore=all",
     ]
-
-
-def problems(config: DictConfig) -> int:
-    """Rows that a run trains on."""
-    import pyarrow.parquet
-
-    files = config.data.train_files
-    rows = sum(pyarrow.parquet.read_metadata(f).num_rows for f in ([files] if isinstance(files, str) else files))
-    most = config.data.get("train_max_samples", -1)
-    return min(rows, most) if most > 0 else rows
 
 
 def drop_checkpoint(folder: Path) -> int:

@@ -8,12 +8,23 @@ from r3_ext import memory, sizing
 from r3_ext.doctor.finding import is_cpu
 from r3_ext.failure import errors
 from r3_ext.rehearse import predict
-from r3_ext.rehearse.measured import ROLLOUT, UPDATE, VALIDATION, Measured, received
+from r3_ext.rehearse.measured import CHECKPOINT, ROLLOUT, START, UPDATE, VALIDATION, Measured, received
 from r3_ext.rehearse.predict import TOKENS, UTILIZATION, Course
 from r3_ext.rehearse.steps import FIRST, GRPO, LATER, WORST
 from r3_ext.units import human
 
-OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "can't allocate memory", "running low on memory", "KV cache")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "OutOfMemoryError",
+    "can't allocate memory",
+    "running low on memory",
+    "KV cache",
+    "memory for the cache blocks",
+    "Free memory on device",
+)
+"""How torch, Ray and vLLM say it."""
+TOO_SMALL_A_SHARE = "increasing `gpu_memory_utilization`"
+"""vLLM's words where weights and CUDA graphs leave no room for its cache."""
 TITLES = {FIRST: "first epoch", LATER: "later epochs", GRPO: "GRPO", WORST: "worst case"}
 SILENT = "a process of the run died without a word; see run.log"
 PHASES = (ROLLOUT, "old log-probs", "reference", "advantage", UPDATE, "weight sync", "metrics")
@@ -42,19 +53,21 @@ def failure(measured: Measured, log: Path) -> dict:
 def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
     """Everything the report tells, of a rehearsal that came to its end.
 
-    facts: steps and problems of the whole run, caps, rows_folder, checkpoint bytes, budget, sizing.
+    facts: problems of the data set, caps, rows_folder, checkpoint bytes, budget, sizing.
     """
     seconds = measured.seconds()
-    course = Course.of(config, facts["steps"], facts["problems"])
+    course = Course.of(config, facts["problems"])
     trainer = config.trainer
     gpus = 0 if is_cpu(config) else trainer.n_gpus_per_node * trainer.nnodes
     total = predict.run_seconds(course, seconds)
     [worst_step] = measured.steps(WORST)
     worst_row = measured.rows[worst_step]
-    typical = [p for kind in (None, FIRST, LATER) if (p := biggest(measured.peak(kind), config))]
+    typical = [measured.peak(kind) for kind in (FIRST, LATER)]
+    typical += [phase_peak(measured, name) for name in (START, CHECKPOINT, VALIDATION)]
     later = [measured.rows[step] for step in measured.steps(LATER)]
     bytes_per_token = history_token_bytes(measured)
     tokens = sum(row["generated/tokens"] for row in later) / len(later)
+    rows = sum(row["fresh/rows"] + row["reflection/rows"] for row in later) / len(later)
     return {
         "phases": {
             kind: {
@@ -68,11 +81,11 @@ def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
             }
             for kind in TITLES
         },
-        "start": {"seconds": round(seconds.start, 1), "memory": measured.peak(None)},
+        "start": {"seconds": round(seconds.start, 1), "memory": phase_peak(measured, START)},
         "validation": {"seconds": round(seconds.validation, 2), "memory": phase_peak(measured, VALIDATION)},
         "checkpoint": {
             "seconds": round(seconds.checkpoint, 2),
-            "memory": phase_peak(measured, "checkpoint"),
+            "memory": phase_peak(measured, CHECKPOINT),
             "bytes": facts["checkpoint_bytes"],
         },
         "step_seconds": {kind: round(measured.step_seconds(kind), 2) for kind in TITLES},
@@ -88,7 +101,7 @@ def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
         },
         "memory": {
             "budget": facts["budget"],
-            "typical": max(typical),
+            "typical": max(biggest(peak, config) for peak in typical),
             "worst": biggest(measured.peak(WORST), config),
             "per_gpu": measured.peak(WORST).get("gpus", []),
         },
@@ -106,9 +119,7 @@ def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
             "checkpoints_kept": min(course.checkpoints, trainer.max_actor_ckpt_to_keep or course.checkpoints),
             "history_step": round(tokens * bytes_per_token),
             "history": round(
-                predict.history_bytes(config, course.steps, facts["problems"], 1, tokens * bytes_per_token)
-                if tokens
-                else 0
+                predict.history_bytes(config, course.steps, facts["problems"], rows, tokens * bytes_per_token / rows)
             ),
         },
         "sizing": facts["sizing"],
@@ -177,7 +188,8 @@ def failure_advice(config: DictConfig, failed: dict) -> list[str]:
     if is_cpu(config):
         return ["a smaller actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes, or more main memory"]
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization
-    return [f"{UTILIZATION}={max(0.1, share - 0.1):.2f}, and rehearse again"]
+    share += 0.1 if TOO_SMALL_A_SHARE in failed["error"] else -0.1
+    return [f"{UTILIZATION}={min(0.95, max(0.1, share)):.2f}, and rehearse again"]
 
 
 def duration(seconds: float) -> str:
@@ -220,7 +232,8 @@ def markdown(report: dict) -> str:
         + f". {predicted['validations']} validations and {predicted['checkpoints']} checkpoints are in it. Responses "
         "are those of the model as it is now: training may make them longer.",
         "",
-        f"The same steps of GRPO: {duration(predicted['seconds_of_grpo'])}.",
+        f"R^3 over GRPO: a later step takes {report['step_seconds'][LATER]:.2f} s, one of GRPO on the same problems "
+        f"{report['step_seconds'][GRPO]:.2f} s; the whole run of GRPO {duration(predicted['seconds_of_grpo'])}.",
         "",
         *phase_table(report),
         "",

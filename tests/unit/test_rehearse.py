@@ -151,12 +151,15 @@ def test_too_few_problems_are_told(rows, count):
 
 
 def test_the_course_of_a_run():
-    config, _ = embedded("trainer.test_freq=10", "trainer.save_freq=20", "trainer.val_before_train=True")
-    assert Course.of(config, 40, problems=128) == Course(40, first=8, validations=5, checkpoints=2)
+    config, _ = embedded("trainer.test_freq=10", "trainer.save_freq=20", "trainer.total_epochs=5")
+    assert Course.of(config, problems=128) == Course(40, first=8, validations=5, checkpoints=2)
     # verl validates and saves after the last step as well
-    assert Course.of(config, 41, problems=1000) == Course(41, first=41, validations=6, checkpoints=3)
-    config, _ = embedded("trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.val_before_train=False")
-    assert Course.of(config, 40, problems=128) == Course(40, 8, 0, 0)
+    config.trainer.total_training_steps, config.trainer.total_epochs = 41, 100
+    assert Course.of(config, problems=1000) == Course(41, first=41, validations=6, checkpoints=3)
+    config.trainer.test_freq, config.trainer.save_freq, config.trainer.val_before_train = -1, -1, False
+    assert Course.of(config, problems=128) == Course(41, 8, 0, 0)
+    config.trainer.total_epochs = 2
+    assert Course.of(config, problems=128).steps == 16, "epochs end it before"
 
 
 def test_the_seconds_of_a_run():
@@ -259,6 +262,15 @@ def test_a_failure_names_its_phase_and_a_change(folder, text, is_memory):
     assert advice == [f"{predict.TOKENS}=8192, half of now, and rehearse again"]
     told = report.markdown({"failure": failed, "fits": False, "advice": advice})
     assert "Failed in: step 2 (worst case), update." in told and "8192" in told
+
+
+def test_vllm_says_whether_its_share_is_too_small_or_too_large():
+    config = compose_config(["+profile=gpu_8x80gb", "+method=r3", f"{predict.UTILIZATION}=0.6"])
+    failed = {"phase": "start", "out_of_memory": True}
+    small = {"error": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."}
+    large = {"error": "ValueError: Free memory on device (20/80 GiB) on startup is less than desired GPU memory"}
+    assert report.failure_advice(config, failed | small) == [f"{predict.UTILIZATION}=0.70, and rehearse again"]
+    assert report.failure_advice(config, failed | large) == [f"{predict.UTILIZATION}=0.50, and rehearse again"]
 
 
 def test_a_death_before_the_first_step_is_told_without_phases(tmp_path):
