@@ -25,7 +25,10 @@ OUT_OF_MEMORY = (
 """How torch, Ray and vLLM say it."""
 TOO_SMALL_A_SHARE = "increasing `gpu_memory_utilization`"
 """vLLM's words where weights and CUDA graphs leave no room for its cache."""
+MARGIN = 0.05
+"""What advice leaves of the budget: rehearsals of the same settings differ by a few percent."""
 TITLES = {FIRST: "first epoch", LATER: "later epochs", GRPO: "GRPO", WORST: "worst case"}
+KILLED = "a process that ends without an error of its own was most often killed for memory: see `dmesg`"
 SILENT = "a process of the run died without a word; see run.log"
 PHASES = (ROLLOUT, "old log-probs", "reference", "advantage", UPDATE, "weight sync", "metrics")
 
@@ -151,7 +154,8 @@ def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
         before = biggest(measured.before(WORST, name), config)
         peak = biggest(measured.peak(WORST, name), config)
         if peak > budget and actor.use_dynamic_bsz:
-            tokens = predict.tokens_that_fit(budget, before, peak, actor.ppo_max_token_len_per_gpu, longest)
+            aim = (1 - MARGIN) * budget
+            tokens = predict.tokens_that_fit(aim, before, peak, actor.ppo_max_token_len_per_gpu, longest)
             found.append(tokens)
     lines = []
     if found:
@@ -176,6 +180,12 @@ def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
 
 def failure_advice(config: DictConfig, failed: dict) -> list[str]:
     """What to change after a rehearsal that ran out of memory or lost a process."""
+    died = failed["error"] == SILENT or "ActorDied" in failed["error"]
+    return ([KILLED] if died else []) + settings_advice(config, failed)
+
+
+def settings_advice(config: DictConfig, failed: dict) -> list[str]:
+    """The setting that holds the memory of the phase that failed."""
     data, actor = config.data, config.actor_rollout_ref.actor
     longest = data.max_prompt_length + data.max_response_length
     if not failed["out_of_memory"] and failed["phase"] not in ("old log-probs", "reference", UPDATE, ROLLOUT):
@@ -215,7 +225,7 @@ def markdown(report: dict) -> str:
         where = f"step {failed['step']} ({TITLES.get(failed['kind'], failed['kind'])}), " if failed["kind"] else ""
         lines += [f"**Failed in: {where}{failed['phase']}.** {failed['error']}", ""]
         lines += [f"Memory until then: {gib_of(failed['peak'])} GiB (main memory / each GPU)."]
-        return "\n".join([*lines, "", "To change:", "", *(f"- `{line}`" for line in report["advice"])]) + "\n"
+        return "\n".join([*lines, "", "To change:", "", *(f"- {line}" for line in report["advice"])]) + "\n"
     sizes, predicted, disk = report["memory"], report["prediction"], report["disk"]
     verdict = "fits" if report["fits"] else "DOES NOT FIT"
     lines += [
@@ -224,7 +234,7 @@ def markdown(report: dict) -> str:
         "",
     ]
     if report["advice"]:
-        lines += ["To change:", "", *(f"- `{line}`" for line in report["advice"]), ""]
+        lines += ["To change:", "", *(f"- {line}" for line in report["advice"]), ""]
     lines += [
         f"**{predicted['steps']} steps will take {duration(predicted['seconds'])}**, "
         f"{duration(predicted['seconds_if_every_step_is_the_worst'])} if every step were the worst one"

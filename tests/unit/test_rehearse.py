@@ -264,6 +264,14 @@ def test_a_failure_names_its_phase_and_a_change(folder, text, is_memory):
     assert "Failed in: step 2 (worst case), update." in told and "8192" in told
 
 
+def test_a_worker_that_was_killed_is_told_as_such(folder):
+    text = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+    (folder / "run.log").write_text(text + "\n")
+    failed = report.failure(Measured.read(folder, -3, 33), folder / "run.log")
+    killed, change = report.failure_advice(embedded()[0], failed)
+    assert killed == report.KILLED and change.startswith(f"{predict.TOKENS}=8192")
+
+
 def test_vllm_says_whether_its_share_is_too_small_or_too_large():
     config = compose_config(["+profile=gpu_8x80gb", "+method=r3", f"{predict.UTILIZATION}=0.6"])
     failed = {"phase": "start", "out_of_memory": True}
@@ -283,8 +291,8 @@ def test_a_peak_over_the_budget_is_told_with_the_micro_batch_that_fits(folder):
     config, _ = embedded()
     measured = Measured.read(folder, -3, 33)
     assert report.advice(config, measured, budget=9.0) == []
-    # 5.5 before, 9 with 16,384 tokens: 7.25 takes half
-    assert report.advice(config, measured, budget=7.25) == [f"{predict.TOKENS}=8192"]
+    # 5.5 before, 9 with 16,384 tokens: 7.25 takes half, and is 95 % of this budget
+    assert report.advice(config, measured, budget=7.25 / 0.95) == [f"{predict.TOKENS}=8192"]
     [line] = report.advice(config, measured, budget=5.6)[:1]
     assert line.startswith("no micro-batch of a whole row (576 tokens)")
 
