@@ -7,6 +7,7 @@ import sys
 COMMANDS = {
     "run": ("r3_ext.launch", "prepare, check, train, and leave a run folder behind"),
     "resume": ("r3_ext.launch:resume", "go on with a run, with the settings that it has"),
+    "rehearse": ("r3_ext.rehearse.command", "the worst and a typical step for real, and what the whole run will take"),
     "doctor": ("r3_ext.doctor.command", "check this machine, the installation and a configuration"),
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),

@@ -27,7 +27,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from r3_ext import cluster, private_network, supervise
+from r3_ext import cluster, memory, private_network, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted
 from r3_ext.console import RunDisplay, closing_table
@@ -35,6 +35,7 @@ from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
 from r3_ext.failure import error_lines
+from r3_ext.memory import MemoryLog
 from r3_ext.metrics_file import SOURCE as METRICS_SOURCE
 from r3_ext.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.prepare import EMBEDDED, model_and_data
@@ -300,12 +301,17 @@ def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
     return step
 
 
-def command_of(start: Start, overrides: list[str], config: DictConfig, python: str) -> list[str]:
-    """The training command; what it is given lies in the folder before it begins."""
+def command_of(
+    start: Start, overrides: list[str], config: DictConfig, python: str, entry: str | None = None
+) -> list[str]:
+    """The training command; what it is given lies in the folder before it begins.
+
+    entry: the module that trains (None: the method's).
+    """
     if python != sys.executable:
         overrides = [*overrides, f"+{PY_EXECUTABLE}={quoted(python)}"]
     overrides = [*overrides, *environment_overrides(start)]
-    command = [python, "-m", ENTRY[start.method], "--config-path", str(RECIPE_CONFIG)]
+    command = [python, "-m", entry or ENTRY[start.method], "--config-path", str(RECIPE_CONFIG)]
     command += ["--config-name", "r3_trainer", "--config-dir", str(EXAMPLE_CONFIG), *overrides]
     command = private_network.wrap(command, private_network.needs(config), private_network.several_machines(config))
     OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
@@ -327,8 +333,13 @@ def environment_overrides(start: Start) -> list[str]:
     return [f"++ray_kwargs.ray_init.runtime_env.env_vars.{name}={quoted(value)}" for name, value in variables.items()]
 
 
-def run(start: Start, step: int, config: DictConfig, command: list[str], console: Console) -> tuple[int, int]:
-    """Train; returns the exit code, and the byte of run.log at which this start begins."""
+def run(
+    start: Start, step: int, config: DictConfig, command: list[str], console: Console, sample_s: float = 10.0
+) -> tuple[int, int]:
+    """Train; returns the exit code, and the byte of run.log at which this start begins.
+
+    sample_s: seconds from one line of memory.jsonl to the next.
+    """
     from recipe.r3.r3_config import describe, load_r3_config
 
     log = start.folder / "run.log"
@@ -342,7 +353,7 @@ def run(start: Start, step: int, config: DictConfig, command: list[str], console
         try:
             with supervise.only_local_run(), cluster.held(start.folder) as nodes:
                 metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
-                watched = [metrics.poll, *([nodes.check] if nodes else [])]
+                watched = [MemoryLog(start.folder, sample_s).poll, metrics.poll, *([nodes.check] if nodes else [])]
                 try:
                     code = train(start.folder, command, watched, stop_file(config.trainer))
                 except BudgetSpent:
@@ -367,6 +378,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds_total=seconds_of(starts)
     )
     summary |= over_starts(starts, cut) | {"exit_code": code, "updates": summary["steps"] * updates_of_step(config)}
+    summary["peak_memory_gib"] = memory.peak(memory.read(folder))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if summary["steps"]:
         console.print(closing_table(summary))

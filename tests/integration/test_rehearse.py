@@ -1,0 +1,86 @@
+"""A real rehearsal: that its worst step is the worst, by what the workers received, and what the report makes of it."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+
+import pytest
+
+from r3_ext.cpu import forkserver
+from r3_ext.rehearse.steps import PHASES
+from recipe.r3.core_algos import unmarked
+
+from .conftest import WARM_START_STEPS, received_rows
+
+pytestmark = pytest.mark.integration
+
+PROMPTS, N, LIMIT, PROMPT_LIMIT = 8, 4, 40, 320
+SETTINGS = [
+    f"data.train_batch_size={PROMPTS}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    f"data.max_response_length={LIMIT}",
+    f"data.max_prompt_length={PROMPT_LIMIT}",
+    "data.val_max_samples=8",
+    "trainer.total_training_steps=30",
+]
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory, cache, python):
+    outputs = tmp_path_factory.mktemp("rehearsal")
+    command = [python, "-m", "r3_ext.cli", "rehearse", "--profile", "embedded", "--repeat", "1"]
+    command += ["--outputs", str(outputs), "--run", "it", "--cache", str(cache)]
+    command += ["--warm-start-steps", WARM_START_STEPS, *SETTINGS]
+    env = {**forkserver.environment(), "COLUMNS": "120"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
+    folder = outputs / "rehearse" / "it"
+    log = folder / "run.log"
+    assert done.returncode == 0, done.stdout[-3000:] + (log.read_text()[-3000:] if log.exists() else "")
+    return folder, done.stdout
+
+
+def test_the_worst_step_is_the_worst_that_the_settings_allow(rehearsal):
+    folder, _ = rehearsal
+    rows = [row for rank in received_rows(folder / "rows", 5) for step in rank for row in step]
+    rows = [row for row in rows if not row["uid"].startswith("pad")]
+    marks = Counter(row["uid"].partition("#")[2] for row in rows)
+    # 8 plain groups and the 2 of reflection, a quarter, that the cap allows: all ranked, and one replayed row each
+    assert marks == {"ranked": (PROMPTS + 2) * N, "replay": PROMPTS + 2}
+    assert len({unmarked(row["uid"]) for row in rows}) == PROMPTS + 2
+    assert {row["tokens"] for row in rows} == {LIMIT}, "every fresh and every replayed answer is at the limit"
+
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    worst = metrics[-1]
+    assert worst["step"] == 5 and worst["prompt_length/max"] == PROMPT_LIMIT
+    # All rows with their prompts: plain ones, those to reflect on and those of reflection are near the limit.
+    assert worst["perf/total_num_tokens"] > 0.9 * len(rows) * (PROMPT_LIMIT + LIMIT)
+    assert all(row["perf/total_num_tokens"] < worst["perf/total_num_tokens"] / 2 for row in metrics[:-1])
+
+
+def test_the_step_of_grpo_has_no_mechanism_and_the_one_before_it_has(rehearsal):
+    folder, _ = rehearsal
+    later, grpo = (received_rows(folder / "rows", step) for step in (3, 4))
+    assert not any("#" in row["uid"] for rank in grpo for step in rank for row in step)
+    groups = {unmarked(row["uid"]) for rank in later for step in rank for row in step if row["tokens"]}
+    assert len(groups) > PROMPTS, "problems of the first step are reflected on when they come back"
+
+
+def test_the_report_adds_up_and_its_figures_are_those_of_the_run(rehearsal):
+    folder, output = rehearsal
+    found = json.loads((folder / "rehearsal.json").read_text())
+    phases = [json.loads(line) for line in (folder / PHASES).read_text().splitlines()]
+    names = {(line["step"], line["phase"]) for line in phases}
+    assert {(4, "checkpoint"), (4, "validation"), (5, "update")} <= names
+    assert not {(5, "checkpoint"), (5, "validation")} & names
+    assert found["fits"] and found["advice"] == []
+    memory = found["memory"]
+    assert 1 < memory["typical"] <= memory["budget"] and memory["worst"] <= memory["budget"]
+    assert found["step_seconds"]["worst"] > found["step_seconds"]["first"]
+    seconds = found["prediction"]
+    assert seconds["steps"] == 30
+    assert 0 < seconds["seconds"] < seconds["seconds_if_every_step_is_the_worst"]
+    assert found["disk"]["checkpoint"] > 1e6 and not (folder / "checkpoints").exists()
+    assert (folder / "rehearsal.md").read_text().strip() in output
+    # It is no run: nothing goes on with it.
+    assert not os.path.exists(folder / "starts.jsonl")
