@@ -7,7 +7,8 @@
 
 A cell (one arm, one seed) is an ordinary `r3 run` in OUT/ARM/seed_N, of a plan in OUT/FOLDER/ARM/seed_N. On the
 embedded profile a seed is a world of its own: model, facts, problems. It ends at the first validation after --tokens
-generated tokens. Cells that are complete are skipped, others start anew: call it again after an interruption.
+generated tokens. Cells that are complete are skipped, one that SIGTERM ended goes on (the study then exits with 75),
+others start anew: call it again after an interruption.
 OUT/curves.csv and ledger.csv are the record of the complete ones: their run folders may be deleted, or the two files
 and study.json taken to another machine to go on there. Everything after the options is a hydra override for every cell.
 """
@@ -19,9 +20,9 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,9 +37,9 @@ from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
-from r3_ext.launch import ROOT
+from r3_ext.launch import ROOT, STOPPED
 from r3_ext.prepare import VARIABLES, model_and_data
-from r3_ext.run_folder import claim, held, is_run
+from r3_ext.run_folder import claim, held, is_run, read_starts
 from r3_ext.study import arms, figure, hypotheses, record, text
 from r3_ext.study.design import Design, choices, read_design
 from r3_ext.study.outcome import REFERENCES, compare, curve_of
@@ -65,7 +66,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="experiments of the plan to train")
     parser.add_argument("--out", type=Path, default=Path("outputs/study"))
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; more than one needs a shared Ray cluster")
     parser.add_argument("--summarise", action="store_true", help="train nothing")
     parser.add_argument("overrides", nargs="*", help="hydra overrides for every cell")
     args = parser.parse_intermixed_args(argv)
@@ -77,21 +77,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args.tuned, args.is_tuned = {}, False
     for name, value in FREE.items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
-    for name, value in {"--tokens": args.tokens, "--jobs": args.jobs}.items():
-        if value < 1:
-            parser.error(f"{name} must be at least 1, got {value}")
+    if args.tokens < 1:
+        parser.error(f"--tokens must be at least 1, got {args.tokens}")
     return args
 
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
-    profile = args.profile or default_profile()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     try:
+        profile = args.profile or default_profile()
         design = read_design(args.plan) if args.plan else None
         studies = [args] if design is None else studies_of(args, design)
         if design:
@@ -110,7 +109,11 @@ def main(argv: list[str]) -> int:
                 except ValueError as error:
                     failed.append(f"{study.out.name}, {error}")
                     continue
-                failed += train(study, profile, console, python, env)
+                try:
+                    failed += train(study, profile, console, python, env)
+                except Stopped as stopped:
+                    say(f"{stopped}: call the same command again to go on")
+                    return STOPPED
                 record.update(study.out, complete_cells(study.out, study.tokens, say), tuple(arms.ARMS))
     found = {}
     for out in dict.fromkeys(study.out for study in studies if (study.out / PLAN).exists()):
@@ -220,13 +223,21 @@ def shared_interpreter(profile: str):
         yield str(python), forkserver.environment()
 
 
+class Stopped(Exception):
+    """A cell saved and ended on SIGTERM, and the study with it."""
+
+
 def train(args: argparse.Namespace, profile: str, console: Console, python: str, env: dict | None) -> list[str]:
-    """Run the cells that are not complete, seed by seed so that every arm has some early; returns those that failed."""
+    """Run the cells that are not complete, seed by seed so that every arm has some early; returns those that failed.
+
+    Raises:
+        Stopped: on SIGTERM, which the cell gets too.
+    """
     recorded = record.read_curves(args.out)
     cells = [(arm, seed) for seed in args.seeds for arm in args.arms if seed not in recorded.get(arm, ())]
     columns = TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     failed = []
-    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(args.jobs) as pool:
+    with Progress(*columns, console=console) as progress:
         bar = progress.add_task("cells", total=len(cells))
 
         def run(cell: tuple[str, int]) -> None:
@@ -234,22 +245,41 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
             folder = args.out / arm / f"seed_{seed}"
             if not is_complete(folder, args.tokens):
                 try:
-                    remove(folder)
+                    if not goes_on(folder):
+                        remove(folder)
                 except ValueError as error:
                     failed.append(f"{arm} seed {seed}, {error}")
                     return
                 said = args.out / arm / f"run_{seed}.log"
                 said.parent.mkdir(parents=True, exist_ok=True)
                 with open(said, "wb") as log:
-                    command = [python, *cell_command(args, profile, arm, seed)]
-                    code = subprocess.run(command, env=env, stdout=log, stderr=log).returncode
+                    code = run_cell([python, *cell_command(args, profile, arm, seed)], env, log)
+                if code == STOPPED:
+                    raise Stopped(f"{arm} seed {seed} was saved on SIGTERM")
                 if code or not is_complete(folder, args.tokens):
                     failed.append(f"{arm} seed {seed}, see {said}")
             progress.console.print(describe(arm, seed, folder), highlight=False)
             progress.advance(bar)
 
-        list(pool.map(run, cells))
+        for cell in cells:
+            run(cell)
     return failed
+
+
+def run_cell(command: list[str], env: dict | None, log) -> int:
+    """The exit code; SIGTERM to the study is one to the cell, which saves and ends."""
+    with subprocess.Popen(command, env=env, stdout=log, stderr=log) as cell:
+        before = signal.signal(signal.SIGTERM, lambda *_: cell.send_signal(signal.SIGTERM))
+        try:
+            return cell.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def goes_on(folder: Path) -> bool:
+    """Whether the cell saved and ended on SIGTERM."""
+    starts = read_starts(folder)
+    return bool(starts) and starts[-1].get("exit_code") == STOPPED
 
 
 def remove(folder: Path) -> None:

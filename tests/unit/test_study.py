@@ -3,7 +3,11 @@
 import functools
 import json
 import math
+import os
 import shutil
+import signal
+import threading
+import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -306,6 +310,28 @@ def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
     assert "seed 1  was killed" in out and "failed: grpo seed 1" in out
 
 
+@pytest.mark.usefixtures("cells_without_python")
+def test_sigterm_ends_the_study_with_its_cell_and_the_next_call_goes_on_with_it(tmp_path, capsys, monkeypatch):
+    """The stand-in of a run keeps a record of its starts, and ends on SIGTERM as `r3 run` does."""
+    folder = tmp_path / "grpo" / "seed_0"
+    waits = "trap 'exit 75' TERM; while :; do sleep 0.1; done"
+    monkeypatch.setattr(command, "cell_command", lambda *cell: ["sh", "-c", f"touch {tmp_path}/began; {waits}"])
+
+    def terminate():
+        while not (tmp_path / "began").exists():
+            time.sleep(0.05)
+        run_folder.append(a_run(folder), "end", seconds=1.0, exit_code=75)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    assert command.main([*GRPO, "--out", str(tmp_path)]) == 75
+    assert "grpo seed 0 was saved on SIGTERM: call the same command again" in capsys.readouterr().out
+    assert command.goes_on(folder)
+    run_folder.append(folder, "start", folder=str(folder), files={}, arguments=ARGUMENTS)
+    run_folder.append(folder, "end", seconds=1.0, exit_code=1)
+    assert not command.goes_on(folder), "a failed cell starts anew"
+
+
 def test_dapo_updates_as_often_as_the_others_on_the_embedded_profile_only():
     args = command.parse(["--tokens", "200"])
 
@@ -319,10 +345,12 @@ def test_dapo_updates_as_often_as_the_others_on_the_embedded_profile_only():
 GRPO = ["--arms", "grpo", "--seeds", "0", "--tokens", "200", "--profile", "embedded"]
 
 
+ARGUMENTS = {"options": {}, "sources": {}, "overrides": []}
+
+
 def a_run(folder):
     folder.mkdir(parents=True)
-    arguments = {"options": {}, "sources": {}, "overrides": []}
-    run_folder.append(folder, "start", folder=str(folder), files={}, arguments=arguments)
+    run_folder.append(folder, "start", folder=str(folder), files={}, arguments=ARGUMENTS)
     return folder
 
 
