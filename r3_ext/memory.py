@@ -43,7 +43,7 @@ class MemoryLog:
 
     def __init__(self, folder: Path, every_s: float = 10.0):
         self.file, self.every_s = folder / FILE, every_s
-        self.has_gpus = bool(list_gpus())
+        self.gpus = [gpu.used for gpu in list_gpus()]
         self.seen: dict[int, Seen] = {}
         self.read_at = self.gpus_at = self.written = 0.0
         self.highest: dict | None = None
@@ -51,9 +51,11 @@ class MemoryLog:
     def poll(self) -> None:
         now = time.monotonic()
         sample = {"t": round(time.time(), 2), "main": self._main(now)}
-        if self.has_gpus and now >= self.gpus_at:
-            sample["gpus"] = [round(gpu.used, 3) for gpu in list_gpus()]
+        if self.gpus and now >= self.gpus_at:
+            self.gpus = [round(gpu.used, 3) for gpu in list_gpus()]
             self.gpus_at = now + max(self.every_s, 10 * (time.monotonic() - now))
+        if self.gpus:  # the last reading stands until the next one
+            sample["gpus"] = self.gpus
         self.highest = sample if self.highest is None else higher(self.highest, sample)
         if now - self.written >= self.every_s:
             with open(self.file, "a") as file:

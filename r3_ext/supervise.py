@@ -99,7 +99,7 @@ def run(
         asked = True
         on_sigterm()
 
-    signal.signal(signal.SIGTERM, sigterm)
+    before = signal.signal(signal.SIGTERM, sigterm)
     started = time.time()
     with open(log, "ab") as output, scratch_folder() as scratch:
         env = {**env, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
@@ -112,6 +112,7 @@ def run(
             remove_unused(Path("/dev/shm"), SHARED_MEMORY, started)
             remove_unused(Path("/tmp"), (SOCKETS,), started)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

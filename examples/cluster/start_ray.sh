@@ -34,9 +34,12 @@ if wanted:
         sys.exit(f"R3_INTERFACE={wanted} has no IPv4 address; there are {', '.join(n for n in addresses if addresses[n])}")
     print(wanted, addresses[wanted][0])
 else:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((head or "8.8.8.8", 9))
-        address = probe.getsockname()[0]
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((head or "8.8.8.8", 9))
+            address = probe.getsockname()[0]
+    except OSError as error:
+        sys.exit(f"no route to {head or 'anywhere'} ({error}): name the interface that the nodes share, R3_INTERFACE=eth1")
     print(next(name for name, known in addresses.items() if address in known), address)
 END
 )

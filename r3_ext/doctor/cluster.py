@@ -31,14 +31,16 @@ def check_cluster(config: DictConfig) -> list[Finding]:
     with tempfile.NamedTemporaryFile(prefix=".r3-", dir=output) as shared:
         paths = [shared.name, *([model] if os.path.exists(model) else [])]
         try:
-            nodes = cluster.look(paths)
+            room = {"GPU": config.trainer.n_gpus_per_node, "CPU": cores_needed(config)}
+            seen = cluster.look(paths, config.trainer.nnodes, room)
         except cluster.ClusterBusy as error:
             advice = "start one on all nodes (examples/cluster), or unset RAY_ADDRESS for a run on this machine"
             return [Finding(FAIL, "cluster", str(error), advice)]
-    findings = nodes_findings(config, nodes)
+    # verl puts rollout and reward workers on every node that has CPUs.
+    nodes = [node for node in seen["nodes"] if node["resources"].get("CPU")]
+    findings = nodes_findings(config, nodes, seen["has_room"])
     if any(finding.level == FAIL for finding in findings):
         return findings
-    nodes = [node for node in nodes if has_room(config, node)]
     findings += package_findings(nodes, cluster.probe([])["versions"])
     findings += path_findings(config, nodes, output, *paths)
     memory, total = min(node["found"]["memory"] for node in nodes)
@@ -46,7 +48,7 @@ def check_cluster(config: DictConfig) -> list[Finding]:
     findings += shared_memory_findings(config, min(node["found"]["shared_memory"] for node in nodes))
     if not is_cpu(config):
         wanted = config.trainer.n_gpus_per_node
-        gpus = [GPU(*gpu) for node in nodes for gpu in node["found"]["gpus"][:wanted]]
+        gpus = [GPU(*gpu) for node in nodes if has_room(config, node) for gpu in node["found"]["gpus"][:wanted]]
         findings += gpu_findings(config, gpus, wanted * config.trainer.nnodes)
     return findings
 
@@ -61,8 +63,11 @@ def has_room(config: DictConfig, node: dict) -> bool:
     return gpus >= config.trainer.n_gpus_per_node and cores >= cores_needed(config)
 
 
-def nodes_findings(config: DictConfig, nodes: list[dict]) -> list[Finding]:
-    """Nodes, their GPUs and cores as Ray counts them, against what the run asks for."""
+def nodes_findings(config: DictConfig, nodes: list[dict], is_free: bool) -> list[Finding]:
+    """Nodes, their GPUs and cores as Ray counts them, against what the run asks for.
+
+    is_free: whether Ray could place it now.
+    """
     wanted, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
     parts = [
         f"{name(node)}: {node['resources'].get('GPU', 0):.0f} GPUs, {node['resources'].get('CPU', 0):.0f} CPUs"
@@ -75,14 +80,14 @@ def nodes_findings(config: DictConfig, nodes: list[dict]) -> list[Finding]:
             f"{cores_needed(config)} CPUs each, or verl waits for ever: start more, or set both to what there is"
         )
         return [Finding(FAIL, "cluster", found, advice)]
-    failed = [f"{name(node)}: {node['error']}" for node in nodes if has_room(config, node) and "error" in node]
+    failed = [f"{name(node)}: {node['error']}" for node in nodes if "error" in node]
     if failed:
         return [Finding(FAIL, "cluster", "; ".join(failed), f"install the project on every node: {INSTALL}")]
-    free = nodes[0]["free"]["GPU"]
-    if free < wanted * gpus:
-        advice = "another job of the cluster has the others; wait for it, or verl waits for ever (ray status)"
-        return [Finding(FAIL, "cluster", f"{free:.0f} GPUs free, {wanted * gpus} needed", advice)]
-    return [Finding(OK, "cluster", f"{found}; {free:.0f} GPUs free, {wanted} x {gpus} needed")]
+    needed = f"{wanted} x {gpus} GPUs with {cores_needed(config)} CPUs needed"
+    if not is_free:
+        advice = "another job of the cluster has some of them; wait for it, or verl waits for ever (ray status)"
+        return [Finding(FAIL, "cluster", f"{found}; {needed}, and not all free", advice)]
+    return [Finding(OK, "cluster", f"{found}; {needed}, and free")]
 
 
 def package_findings(nodes: list[dict], here: dict[str, str]) -> list[Finding]:

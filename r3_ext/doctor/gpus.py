@@ -19,6 +19,10 @@ CUDA_13_DRIVER = 580
 """First NVIDIA driver series for CUDA 13, which the pinned torch and vLLM are built for."""
 
 
+ANSWER_S = 30.0
+"""nvidia-smi waits for ever on some GPUs that have failed."""
+
+
 @dataclass(frozen=True)
 class GPU:
     name: str
@@ -30,16 +34,20 @@ class GPU:
 
 
 def list_gpus() -> list[GPU]:
-    """The GPUs that nvidia-smi reports and CUDA_VISIBLE_DEVICES leaves; none where there is no nvidia-smi."""
+    """The GPUs that nvidia-smi reports and CUDA_VISIBLE_DEVICES leaves; none where there is no nvidia-smi, or it
+    does not answer."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shutil.which("nvidia-smi") is None or visible == "":
         return []
     query = "--query-gpu=name,memory.total,memory.used,driver_version"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        return []
     if result.returncode != 0:
         return []
-    rows = [line.split(", ") for line in result.stdout.splitlines()]
+    rows = [row for line in result.stdout.splitlines() if len(row := line.split(", ")) == 4]
     # A GPU that shares the main memory reports [N/A].
     sizes = [[int(text) / 1024 if text.isdecimal() else 0.0 for text in row[1:3]] for row in rows]
     return [GPU(row[0], total, used, row[3]) for row, (total, used) in zip(rows, sizes, strict=True)]

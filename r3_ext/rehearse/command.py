@@ -16,7 +16,7 @@ import time
 
 from rich.console import Console
 
-from r3_ext import launch
+from r3_ext import cluster, launch
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.prepare import EMBEDDED
 from r3_ext.start import Start, settle
@@ -45,6 +45,11 @@ def check(own: argparse.Namespace, start: Start) -> None:
         raise ValueError(f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them")
     if start.known:
         raise ValueError(f"{start.name} is a run that there is already; a rehearsal needs another name")
+    if os.environ.get(cluster.ADDRESS):
+        raise ValueError(
+            f"{cluster.ADDRESS} is set, and memory is measured on this machine only: unset it and rehearse one of the "
+            "nodes by itself, with trainer.nnodes=1"
+        )
     if start.options["until_tokens"]:
         raise ValueError("--until-tokens is not known in steps: leave it out, or set trainer.total_training_steps")
 
@@ -58,7 +63,7 @@ def main(argv: list[str]) -> int:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     try:
-        start = settle(args, False, default_profile())
+        start = settle(args, False, default_profile)
         check(own, start)
         say(f"rehearsing {start.method} on {start.profile} in {os.path.relpath(start.folder)}")
         if start.profile == EMBEDDED:

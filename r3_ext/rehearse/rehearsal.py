@@ -7,7 +7,6 @@ import shutil
 import time
 from pathlib import Path
 
-import psutil
 from omegaconf import DictConfig
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from r3_ext.config import compose_config, quoted
 from r3_ext.doctor import command as doctor
 from r3_ext.doctor.finding import is_cpu
 from r3_ext.doctor.gpus import list_gpus
+from r3_ext.doctor.machine import main_memory
 from r3_ext.doctor.model_files import model_architecture, tokenizer_of
 from r3_ext.memory import CLOSE_S
 from r3_ext.prepare import MODEL, override
@@ -96,7 +96,7 @@ def with_weights(
 def available(config: DictConfig) -> float:
     """GiB: of the smallest GPU, 0 where there is none, or of the main memory that is free now where none is used."""
     if is_cpu(config):
-        return round(psutil.virtual_memory().available / GIB, 2)
+        return round(main_memory()[0] / GIB, 2)
     return min((gpu.total for gpu in list_gpus()), default=0.0)
 
 

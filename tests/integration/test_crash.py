@@ -10,7 +10,7 @@ from r3_ext.run_folder import read_starts
 from .crash import CTRL_C, EVERYTHING, SIGTERM, Crash, assert_equal_runs, overrides_for, survive
 
 pytestmark = pytest.mark.integration
-STEPS = 10
+STEPS = 13
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ NODE = {
     "address": "10.0.0.1",
     "host": "one",
     "resources": {"GPU": 8.0, "CPU": 96.0},
-    "free": {"GPU": 16.0, "CPU": 192.0},
     "found": {
         "gpus": [["H100", 79.6, 0.0, "580.1"]] * 8,
         "memory": [900 * GIB, 1000 * GIB],
@@ -53,8 +52,10 @@ def config():
 
 
 def test_nodes_with_room_pass(config, nodes):
-    [finding] = doctor.nodes_findings(config, nodes)
+    [finding] = doctor.nodes_findings(config, nodes, True)
     assert finding.level == OK and "10.0.0.2 (two): 8 GPUs, 96 CPUs" in finding.found
+    [finding] = doctor.nodes_findings(config, nodes, False)
+    assert finding.level == FAIL and "not all free" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -63,20 +64,22 @@ def test_nodes_with_room_pass(config, nodes):
         (lambda nodes: nodes.pop(), "trainer.nnodes=2"),
         (lambda nodes: nodes[1]["resources"].pop("GPU"), "trainer.n_gpus_per_node=8"),
         (lambda nodes: nodes[1]["resources"].update(CPU=28), "29 CPUs each"),
-        (lambda nodes: nodes[0]["free"].update(GPU=15.0), "15 GPUs free, 16 needed"),
         (lambda nodes: nodes[1].update(error="No module named 'r3_ext'"), "10.0.0.2 (two): No module named 'r3_ext'"),
     ],
 )
 def test_what_verl_would_wait_for_for_ever_fails(config, nodes, change, told):
     change(nodes)
-    [finding] = doctor.nodes_findings(config, nodes)
+    [finding] = doctor.nodes_findings(config, nodes, True)
     assert finding.level == FAIL and told in finding.found + finding.advice
 
 
 def test_a_head_node_without_gpus_is_no_obstacle(config, nodes):
-    head = {**copy.deepcopy(NODE), "resources": {"CPU": 4.0}, "error": "not asked for its packages"}
-    [finding] = doctor.nodes_findings(config, [head, *nodes])
+    head = {**copy.deepcopy(NODE), "resources": {"CPU": 4.0}}
+    [finding] = doctor.nodes_findings(config, [head, *nodes], True)
     assert finding.level == OK
+    head["error"] = "No module named 'r3_ext'"
+    [finding] = doctor.nodes_findings(config, [head, *nodes], True)
+    assert finding.level == FAIL, "verl puts rollout and reward workers there"
 
 
 def test_packages_must_be_the_same_everywhere(nodes):
@@ -150,8 +153,14 @@ def reported(monkeypatch):
     source = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.PIPE)
     source.stdout.close()
     source.stdout = open(reading, "rb")
-    held = cluster.Cluster(source, {"nodes": [NODE, NODE | {"id": "b", "host": "two"}]})
-    yield held, lambda *ids: os.write(writing, json.dumps({"nodes": [{"id": name} for name in ids]}).encode() + b"\n")
+    others = [NODE | {"id": "b", "host": "two"}, NODE | {"id": "c", "host": "idle"}]
+    held = cluster.Cluster(source, {"nodes": [NODE, *others], "used": []})
+
+    def tell(*ids: str) -> None:
+        report = {"nodes": [{"id": name} for name in ids], "used": ["a", "b"]}
+        os.write(writing, json.dumps(report).encode() + b"\n")
+
+    yield held, tell
     source.kill()
     source.wait()
     source.stdout.close()
@@ -160,14 +169,18 @@ def reported(monkeypatch):
 
 def test_a_dead_node_is_named_and_ends_a_run_that_goes_on(reported, monkeypatch):
     held, tell = reported
-    tell("a", "b")
+    monkeypatch.setattr(cluster, "GRACE_S", 0.0)
+    tell("a", "b", "c")
     held.check()
     assert not held.died
+    tell("a", "b")
+    held.check()
+    assert list(held.died) == ["c"], "nothing of the run was there: it goes on"
+    monkeypatch.setattr(cluster, "GRACE_S", 60.0)
     tell("a")
     held.check()  # the trainer has time to end by itself
-    assert list(held.died) == ["node 10.0.0.1 (two)"]
-    tell("a", "b")  # a node does not come back: Ray gives a new one a new id
     monkeypatch.setattr(cluster, "GRACE_S", 0.0)
+    tell("a", "b", "c")  # a node does not come back: Ray gives a new one a new id
     with pytest.raises(WorkerDied, match=r"node 10.0.0.1 \(two\) died"):
         held.check()
 
@@ -190,4 +203,4 @@ def test_an_address_without_a_cluster_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv(cluster.ADDRESS, "127.0.0.1:1")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(cluster.ClusterBusy, match="127.0.0.1:1: no Ray cluster answers there"):
-        cluster.look([])
+        cluster.look([], 1, {"CPU": 1})
