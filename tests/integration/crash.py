@@ -2,7 +2,7 @@
 
     python -m tests.integration.crash --moments 30 --steps 40 --folder DIR       the long version
     python -m tests.integration.crash --sigterm --moments 10 --folder DIR        a preemptible cluster's warnings
-    pytest tests/integration/test_crash.py                                       six moments
+    pytest tests/integration/test_crash.py                                       five moments
 
 Both runs replay one recording of the rollouts, since vLLM is not deterministic. After every kill the history must be
 whole; after the last one every step's metrics, the final weights and the history's state at every checkpoint must be

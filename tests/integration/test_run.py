@@ -75,13 +75,6 @@ def test_the_run_folder_holds_what_the_readme_promises(full):
     assert max(map(len, lines)) <= 120 and any(line.startswith("step    5") for line in lines)
 
 
-def test_a_run_resumes_from_its_checkpoint(train, full):
-    again = train(
-        "r3", "full", *[o for o in EAGER if "total_training_steps" not in o], "trainer.total_training_steps=6"
-    )
-    assert [row["step"] for row in again.rows] == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_report_is_drawn_from_a_real_run(full):
     assert report_line(full.folder).startswith("report: ")
     page = (full.folder / "report.html").read_text()
