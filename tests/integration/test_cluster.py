@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from r3_ext import cluster
+from r3_ext.cpu import forkserver
+from r3_ext.launch import PY_EXECUTABLE
 from r3_ext.run_folder import read_starts
 
 from .conftest import Run, command
@@ -87,13 +89,15 @@ def of_runs() -> set[int]:
 class OnCluster:
     """Starts of one run on a cluster."""
 
-    def __init__(self, outputs: Path, name: str, cache: Path, address: str):
-        self.outputs, self.name, self.cache = outputs, name, cache
+    def __init__(self, outputs: Path, name: str, cache: Path, address: str, python: str):
+        self.outputs, self.name, self.cache, self.python = outputs, name, cache, python
         self.folder = outputs / "test" / name
-        self.env = {**os.environ, "RAY_ADDRESS": address, "COLUMNS": "120"}
+        self.env = {**forkserver.environment(), "RAY_ADDRESS": address, "COLUMNS": "120"}
 
     def start(self, *overrides: str) -> subprocess.Popen:
-        line = command("r3", self.outputs, self.name, self.cache, *OVERRIDES, *overrides)
+        # Forks for Ray's workers too: both nodes are on this machine, and two starts cost minutes otherwise.
+        overrides = (*OVERRIDES, *overrides, f"+{PY_EXECUTABLE}={self.python}")
+        line = command("r3", self.outputs, self.name, self.cache, *overrides, python=self.python)
         self.outputs.mkdir(exist_ok=True, parents=True)
         log = open(self.outputs / f"{self.name}.log", "a")
         return subprocess.Popen(line, env=self.env, stdout=log, stderr=log, start_new_session=True)
@@ -120,11 +124,11 @@ class OnCluster:
         return code, time.monotonic() - began - 5
 
 
-def test_two_nodes_train_resume_refuse_a_second_run_and_end_when_one_dies(cache, tmp_path, monkeypatch):
+def test_two_nodes_train_resume_refuse_a_second_run_and_end_when_one_dies(cache, python, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     before = traces()
     with two_nodes(tmp_path) as (address, second):
-        run = OnCluster(tmp_path / "outputs", "first", cache, address)
+        run = OnCluster(tmp_path / "outputs", "first", cache, address, python)
         process = run.start()
         run.wait_for_steps(process, 2)
         monkeypatch.setenv("RAY_ADDRESS", address)
