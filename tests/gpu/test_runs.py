@@ -1,9 +1,10 @@
 """Real runs of `r3 run` on one GPU with 80 GB: the model, the settings and the packages that training there takes.
 
 Three steps of 16 problems with answers of up to 1,024 tokens, six runs of some minutes. Model and data are those of
-the profile, from the Hugging Face hub, or MODEL, DATA and VAL_DATA. `r3 rehearse` has its place here as well.
+the profile, from the Hugging Face hub, or MODEL, DATA and VAL_DATA. A rehearsal of the profile as it stands comes last.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -95,3 +96,25 @@ def test_planted_dead_groups_train_under_r3_and_not_under_grpo(train, recording,
     }
     record.check("runs: planted dead groups", figures, {"grpo_grad_norm": 0, "split": 0})
     assert figures["r3_grad_norm"] > 0 and figures["rescued_by_replay"] > 0, figures
+
+
+def test_a_rehearsal_of_the_profile_fits_and_says_what_it_took(record, tmp_path):
+    """The worst step of gpu_1x80gb at its full lengths; its figures are what the README can cite."""
+    pytest.importorskip("vllm", reason="vLLM is not installed: no real runs")
+    command = [sys.executable, "-m", "r3_ext.cli", "rehearse", "--profile", "gpu_1x80gb", "--outputs", str(tmp_path)]
+    command += ["--run", "it", "data.val_max_samples=8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * 3600)
+    folder = tmp_path / "rehearse" / "it"
+    assert (folder / "rehearsal.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((folder / "rehearsal.json").read_text())
+    assert "failure" not in found, found
+    worst = found["worst_case"]
+    figures = {
+        "worst_gib": found["memory"]["worst"],
+        "typical_gib": found["memory"]["typical"],
+        **{f"{kind}_step_s": seconds for kind, seconds in found["step_seconds"].items()},
+        "run_s": found["prediction"]["seconds"],
+        "rows_below_the_limit": sum(tokens < worst["response_limit"] for tokens in worst["received"]["fresh_tokens"]),
+    }
+    record.check("runs: r3 rehearse", figures, {"worst_gib": found["memory"]["budget"], "rows_below_the_limit": 0})
+    assert done.returncode == 0, done.stdout[-3000:]
