@@ -178,7 +178,6 @@ RESUME = [
 ]
 STUDY = [
     ("study --tokens 0", "--tokens must be at least 1"),
-    ("study --jobs 0", "--jobs must be at least 1"),
     ("study --arms nope", "invalid choice: 'nope'"),
     ("study --seeds x", "invalid int value"),
     ("study --profile nope --arms grpo", "--profile must be one of"),
