@@ -86,10 +86,8 @@ class Cluster:
 
         The process that reports went with the run; another one asks, for `VERDICT_S` at most.
         """
-        command = [sys.executable, "-m", "r3_ext.cluster", "await", *(node["id"] for node in self.nodes)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            self._note(json.loads(done.stdout))
+        with contextlib.suppress(ClusterBusy):  # the cluster went as well
+            self._note(_ask("await", *(node["id"] for node in self.nodes)))
         return [self._name(node) for node in self.died]
 
     def _name(self, node_id: str) -> str:
@@ -118,11 +116,10 @@ def held(folder: Path):
     if not os.environ.get(ADDRESS):
         yield None
         return
-    command = [sys.executable, "-m", "r3_ext.cluster", "hold", str(folder)]
     errors = tempfile.TemporaryFile()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
     # In a session of its own: Ctrl-C is for the run, which still needs it.
-    process = subprocess.Popen(command, **pipes, start_new_session=True)
+    process = subprocess.Popen(_command("hold", str(folder)), **pipes, start_new_session=True)
     try:
         ready, _, _ = select.select([process.stdout], [], [], CONNECT_S + QUEUE_ENDS_S)
         line = process.stdout.readline() if ready else b""
@@ -143,7 +140,16 @@ def look(paths: list[str], wanted: int, room: dict[str, int]) -> dict:
     Raises:
         ClusterBusy: nothing answers at the address.
     """
-    command = [sys.executable, "-m", "r3_ext.cluster", "look", json.dumps([wanted, room]), *paths]
+    return _ask("look", json.dumps([wanted, room]), *paths)
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "r3_ext.cluster", *arguments]
+
+
+def _ask(*arguments: str) -> dict:
+    """The answer of a process that connects for this question; raises ClusterBusy where there is none."""
+    command = _command(*arguments)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=2 * CONNECT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -17,13 +17,13 @@ import psutil
 
 from r3_ext.doctor.gpus import list_gpus
 from r3_ext.summary import read_metrics
+from r3_ext.units import GIB
 
 FILE = "memory.jsonl"
 CLOSE_S = 0.5
 """Between two lines of a rehearsal, whose phases take seconds."""
 CORE_SHARE = 0.01
 """Of a core, for reading what processes share: the kernel walks all their pages for that."""
-KIB_OF_GIB = 2**20
 
 
 @dataclass
@@ -94,7 +94,7 @@ def read_process(process: psutil.Process) -> Seen:
 def private(process: psutil.Process) -> float:
     """GiB of a process that are no file's and no shared memory's."""
     info = process.memory_info()
-    return (info.rss - info.shared) / 2**30
+    return (info.rss - info.shared) / GIB
 
 
 def proportional(process: psutil.Process) -> float:
@@ -102,8 +102,8 @@ def proportional(process: psutil.Process) -> float:
     try:
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
     except PermissionError:
-        return process.memory_info().rss / 2**30
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / KIB_OF_GIB
+        return process.memory_info().rss / GIB
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) * 1024 / GIB
 
 
 def title(words: list[str]) -> str:

@@ -240,8 +240,7 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("cells", total=len(cells))
 
-        def run(cell: tuple[str, int]) -> None:
-            arm, seed = cell
+        for arm, seed in cells:
             folder = args.out / arm / f"seed_{seed}"
             if not is_complete(folder, args.tokens):
                 try:
@@ -249,7 +248,7 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
                         remove(folder)
                 except ValueError as error:
                     failed.append(f"{arm} seed {seed}, {error}")
-                    return
+                    continue
                 said = args.out / arm / f"run_{seed}.log"
                 said.parent.mkdir(parents=True, exist_ok=True)
                 with open(said, "wb") as log:
@@ -260,9 +259,6 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
                     failed.append(f"{arm} seed {seed}, see {said}")
             progress.console.print(describe(arm, seed, folder), highlight=False)
             progress.advance(bar)
-
-        for cell in cells:
-            run(cell)
     return failed
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from r3_ext.sizing import ARCHITECTURES
+
 
 @dataclass(frozen=True)
 class Shapes:
@@ -19,10 +21,11 @@ class Shapes:
     """Tokens of the rows of one packed micro-batch; more than the 512 that fused log-probs take at a time."""
 
 
-# The width, heads and vocabulary of DeepSeek-R1-Distill-Qwen-1.5B. Four of its 28 layers: what is compared lies behind
-# them, and a model with gradients in single precision and all logits of 8,192 tokens stay under 40 GiB.
+DISTILL = ARCHITECTURES["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"]
+# Its width, heads and vocabulary, and four of its 28 layers: what is compared lies behind them, and a model with
+# gradients in single precision and all logits of 8,192 tokens stay under 40 GiB.
 REAL = Shapes(
-    *(2048, 8192, 1536, 4, 12, 2, 8960, 151936),
+    *(2048, 8192, DISTILL.hidden, 4, DISTILL.heads, DISTILL.kv_heads, DISTILL.intermediate, DISTILL.vocabulary),
     lengths=(3000, 2500, 1500, 1000, 192),
 )
 SMALL = Shapes(

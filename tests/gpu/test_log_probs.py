@@ -80,7 +80,7 @@ def test_fused_is_as_near_to_single_precision_as_plain(model, shapes, device, re
     limits = {f"fused_{name}": 1.5 * error + 1e-6 for name, error in theirs.items()}
     limits["fused_entropies"] += BF16_ROUNDING * exact.entropies.abs().mean().item()
     # The gradients of the chunks of 512 rows add up in bf16: each sum is rounded once more.
-    chunks = -(-sum(shapes.lengths) // 512)
+    chunks = -(-sum(shapes.lengths) // sizing.FUSED_ROWS)
     limits["fused_head_gradient"] += BF16_ROUNDING * chunks**0.5
     # Against a bound that both share: at the real width bf16 alone costs 0.1 nats of a random model's log-probs.
     limits["plain_log_probs"] = 0.3
@@ -90,7 +90,7 @@ def test_fused_is_as_near_to_single_precision_as_plain(model, shapes, device, re
     if device == "cuda":
         figures |= {"fused_peak_gib": fused.peak_gib, "plain_peak_gib": plain.peak_gib}
         logits = sum(shapes.lengths) * shapes.vocabulary * sizing.LOGIT_BYTES
-        chunk = 512 * shapes.vocabulary * sizing.FUSED_LOGIT_BYTES
+        chunk = sizing.FUSED_ROWS * shapes.vocabulary * sizing.FUSED_LOGIT_BYTES
         figures["computed_difference_gib"] = (logits - chunk) / 2**30
         limits["fused_peak_gib"] = plain.peak_gib
     record.check("fused against plain log-probs, bf16", figures, limits)
