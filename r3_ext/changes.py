@@ -26,7 +26,7 @@ ONCE = ("trainer.resume_mode", "trainer.resume_from_path")
 """Settings of a single start: from which checkpoint it goes on."""
 PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 """What the preparation of model and data finds."""
-OPTIONS = ("method", "profile", "warm_start_steps", "world", "until_tokens", "wandb", "private", "cache")
+OPTIONS = ("method", "mode", "profile", "warm_start_steps", "world", "until_tokens", "wandb", "private", "cache")
 """Options of `r3 run` that a run keeps, beside its overrides."""
 SOURCES = VARIABLES
 """Variables of the environment that a run keeps, and the settings that they stand for."""

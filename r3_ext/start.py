@@ -12,13 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 from r3_ext import changes as changing
 from r3_ext import private_network
 from r3_ext.changes import Changes
-from r3_ext.config import HYDRA, ROOT, check_choice, quoted, resolved
+from r3_ext.config import EXAMPLE_CONFIG, HYDRA, ROOT, check_choice, quoted, resolved
 from r3_ext.cpu import world
 from r3_ext.doctor.speed import ATTENTION, attention_override
 from r3_ext.metrics_file import split
 from r3_ext.prepare import EMBEDDED
 from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, missing, read_starts
 from r3_ext.summary import CUT
+from recipe.r3.modes import SYNC, trainer_name
 
 FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 NEW = "leave it out, give --change to go on as another run, or start a new one with another --run"
@@ -50,6 +51,10 @@ class Start:
         return self.options["method"]
 
     @property
+    def mode(self) -> str:
+        return self.options.get("mode") or SYNC
+
+    @property
     def profile(self) -> str:
         return self.options["profile"]
 
@@ -69,8 +74,17 @@ class Start:
 
     def compose(self, overrides: list[str]) -> list[str]:
         """All overrides of the start, these between its method and its own."""
-        groups = [f"+profile={self.profile}", f"+method={self.method}"]
+        groups = [f"+profile={self.profile}", f"+method={self.method}", *self._mode()]
         return [*groups, *self._attention(), *overrides, *self.overrides]
+
+    def _mode(self) -> list[str]:
+        """A profile may need more than others for a mode."""
+        if self.mode == SYNC:
+            return []
+        own = f"{self.profile}_{self.mode}"
+        name = own if (EXAMPLE_CONFIG / "mode" / f"{own}.yaml").is_file() else self.mode
+        family = "r3" if self.method.startswith("r3") else "baseline"
+        return [f"+mode={name}", f"trainer.v1.trainer_mode={trainer_name(family, self.mode)}"]
 
     def _attention(self) -> list[str]:
         """By what is installed at the first start; a later one keeps it."""
@@ -197,12 +211,13 @@ def _new(args: argparse.Namespace, given: dict, default_profile: Callable[[], st
         raise ValueError("--change is for a run that there is already; leave it out")
     defaults = {name: None for name in changing.OPTIONS} | {
         "method": "r3",
+        "mode": SYNC,
         "profile": given["options"].get("profile") or os.environ.get("R3_PROFILE") or default_profile(),
         "wandb": False,
         "cache": str(ROOT / ".cache"),
     }
     options = defaults | given["options"]
-    experiment = args.experiment or f"{options['method']}_{options['profile']}"
+    experiment = args.experiment or f"{trainer_name(options['method'], options['mode'])}_{options['profile']}"
     folder = args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))
     claim(folder.absolute())
     return Start(Path(os.path.realpath(folder)), options, given["sources"], given["overrides"])

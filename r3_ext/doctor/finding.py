@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from recipe.r3.modes import R3_TRAINERS
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -27,7 +29,7 @@ def is_cpu(config: DictConfig) -> bool:
 
 
 def is_r3(config: DictConfig) -> bool:
-    return config.trainer.v1.trainer_mode == "r3"
+    return config.trainer.v1.trainer_mode in R3_TRAINERS
 
 
 def not_set(check: str, key: str) -> Finding:

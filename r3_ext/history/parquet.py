@@ -30,6 +30,7 @@ def parquet_schema(meta: dict[str, str], text: bool):
 
     fields = {"query_id": pa.string(), "variant": pa.string(), "correct": pa.bool_(), "truncated": pa.bool_()}
     fields |= {"score": pa.float64(), "length": pa.int32(), "entropy": pa.float64(), "step": pa.int64()}
+    fields |= {"version": pa.int64(), "versions": pa.int32()}
     # The stored float16 values, as a type that every reader knows.
     fields |= {"tokens": pa.list_(pa.int32()), "log_probs": pa.list_(pa.float32()), "abandoned": pa.bool_()}
     if text:

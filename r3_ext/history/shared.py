@@ -12,17 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from recipe.r3.history import Sample, damaged, decode
-from recipe.r3.history_codec import columns_fit
+from recipe.r3.history_codec import COLUMNS, columns_fit
 from recipe.r3.history_file import HistoryError, check_content, explained, reading
 
 UNBOUNDED = 1 << 62
 """Rows or bytes: more than there can be, and SQLite's integers hold it."""
 CELL = 1_000
 """Characters of a value that a table shows; folding megabytes into a column takes minutes."""
-SAMPLES = (
-    "SELECT id, abandoned, query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens, "
-    "log_probs FROM samples LEFT JOIN payloads USING (id)"
-)
+SAMPLES = f"SELECT id, abandoned, {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id)"
 
 
 def existing(path: str) -> str:
@@ -51,9 +48,7 @@ def snapshot(path: str):
 def check_samples(db: sqlite3.Connection, path: str) -> None:
     """Raise HistoryError unless the columns of every sample fit its checksum; payloads are not read."""
     with explained(path):
-        for sample_id, *columns, checksum in db.execute(
-            "SELECT id, query_id, variant, correct, truncated, score, length, entropy, step, checksum FROM samples"
-        ):
+        for sample_id, *columns, checksum in db.execute(f"SELECT id, {COLUMNS}, checksum FROM samples"):
             if not columns_fit(tuple(columns), checksum):
                 raise damaged(f"{sample_id} of query {columns[0]}", path)
 

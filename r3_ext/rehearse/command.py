@@ -20,6 +20,7 @@ from r3_ext import cluster, launch
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.prepare import EMBEDDED
 from r3_ext.start import Start, settle
+from recipe.r3.modes import SYNC
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]:
@@ -43,6 +44,8 @@ def check(own: argparse.Namespace, start: Start) -> None:
             raise ValueError(f"--{name} must be more than 0, got {value:g}")
     if not start.method.startswith("r3"):
         raise ValueError(f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them")
+    if start.mode != SYNC:
+        raise ValueError(f"--mode {start.mode}: rehearsed is the synchronous mode, whose phases come one by one")
     if start.known:
         raise ValueError(f"{start.name} is a run that there is already; a rehearsal needs another name")
     if os.environ.get(cluster.ADDRESS):

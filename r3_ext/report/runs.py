@@ -14,6 +14,7 @@ import yaml
 
 from r3_ext.report.bands import Points
 from r3_ext.summary import read_metrics
+from recipe.r3.modes import R3_TRAINERS
 
 BOUND = 1e30
 """Values beyond are drawn as this, so that sums and squares of them stay finite."""
@@ -72,7 +73,7 @@ class Run:
         """r3, dapo or grpo by the resolved config; the experiment's folder where there is none."""
         if not self.config:
             return clean(self.folder.parent.name)
-        if self.config.get("trainer.v1.trainer_mode") == "r3":
+        if self.config.get("trainer.v1.trainer_mode") in R3_TRAINERS:
             return "r3"
         return "dapo" if self.config.get("algorithm.filter_groups.enable") is True else "grpo"
 

@@ -13,35 +13,57 @@
 # limitations under the License.
 """What a fair comparison needs and verl does not log, for R^3 and for verl's own trainer alike.
 
-`MeasuredMixin` adds to any synchronous trainer: unbiased validation figures (`val/`), and every token that was
+`MeasuredMixin` adds to a trainer of any mode: unbiased validation figures (`val/`), and every token that was
 generated for training (`generated/tokens`), those of groups that dynamic sampling threw away included. A run that is
 asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trainer with this and a watch over its
-workers: `trainer.v1.trainer_mode=baseline`.
+workers: `trainer.v1.trainer_mode=baseline`; `baseline_colocate_async` and `baseline_separate_async` are the others.
 """
 
 import transfer_queue as tq
+from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from .metrics import group_ledger, series_metrics
-from .replay_buffer import group_of, outcome_tag, rows_of
+from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
+from .replay_buffer import group_of, is_reflection, outcome_tag, rows_of
 from .stop import StoppableMixin
 from .validation import validation_metrics
 from .watchdog import WorkerWatch
 
 
 class MeasuredMixin(StoppableMixin):
-    """Measurements on verl's synchronous trainer; the training itself is untouched."""
+    """Measurements on a trainer of verl's; the training itself is untouched."""
+
+    MODE = SYNC
+    """verl's name for the mode of the trainer below."""
+
+    def __init__(self, config: DictConfig):
+        # The registered name chose this class. verl finds the settings of its own mode under verl's name.
+        config.trainer.v1.trainer_mode = self.MODE
+        super().__init__(config)
 
     def _build_replay_buffer(self) -> ReplayBuffer:
-        # The registered name chose this class; from here on everything is verl's synchronous mode.
-        self.trainer_mode = "sync"
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = buffer.sampler_kwargs.get("poll_interval", buffer.poll_interval)
         self._discarded = count_discarded(buffer)
         return buffer
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.MODE == SYNC:
+            return
+        # verl saves the queue before it clears the rows that the step trained, and nobody clears them afterwards.
+        tags = tq.kv_list("train").get("train", {})
+        prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
+        if orphans := [key for key in tags if group_of(key) not in prompts]:
+            tq.kv_clear(keys=orphans, partition_id="train")
+        # verl fetches fewer prompts ahead by as many as were restored; reflection prompts do not stand for others.
+        self._restored_tq_prompt_count = sum(not is_reflection(uid) for uid in prompts)
 
     def _val_metrics_update(
         self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
@@ -98,12 +120,26 @@ class LedgerMixin:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
 
 
-@register_trainer("baseline")
-class BaselineTrainer(MeasuredMixin, LedgerMixin, PPOTrainerSync):
-    """verl's synchronous trainer, measured as R^3 is."""
+class BaselineMixin(MeasuredMixin, LedgerMixin):
+    """A trainer of verl's, measured as R^3 is."""
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
         watch = WorkerWatch()
         watch.add(self)
         watch.check_always()
+
+
+@register_trainer(trainer_name("baseline", SYNC))
+class BaselineTrainer(BaselineMixin, PPOTrainerSync):
+    pass
+
+
+@register_trainer(trainer_name("baseline", COLOCATE_ASYNC))
+class BaselineColocateAsync(BaselineMixin, PPOTrainerColocateAsync):
+    MODE = COLOCATE_ASYNC
+
+
+@register_trainer(trainer_name("baseline", SEPARATE_ASYNC))
+class BaselineSeparateAsync(BaselineMixin, PPOTrainerSeparateAsync):
+    MODE = SEPARATE_ASYNC

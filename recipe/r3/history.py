@@ -38,11 +38,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 from . import history_file
 from .history_codec import (
+    COLUMNS,
     PLAIN,
     REFLECTION,
     Bucket,
@@ -183,7 +185,7 @@ class History:
         samples = iter(samples)
         with self._transaction():
             while chunk := list(islice(samples, 1024)):
-                self._store((identified(sample, 0, self.seed) for sample in chunk), 0)
+                self._store((identified(replace(sample, version=None), 0, self.seed) for sample in chunk), 0)
             self._count_rows([(query_id, variant, 0, *counts) for query_id, variant, *counts in statistics])
             self._db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", sorted((meta or {}).items()))
 
@@ -223,7 +225,7 @@ class History:
     def _log_replays(self, replays: list[tuple[Sample, str]], step: int) -> None:
         self._db.executemany(
             "INSERT INTO replays VALUES (?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
-            [(sample.id, step, sample.query_id, variant, sample.step) for sample, variant in replays],
+            [(sample.id, step, sample.query_id, variant, step - sample.age(step)) for sample, variant in replays],
         )
 
     def _insert(self, rows: Iterable[Row]) -> list[Bucket]:
@@ -242,8 +244,8 @@ class History:
 
         self._db.executemany("INSERT INTO payloads VALUES (?, ?, ?)", payloads())
         self._db.executemany(
-            "INSERT INTO samples (id, query_id, variant, correct, truncated, score, length, entropy, step, abandoned, "
-            "bytes, digest, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+            f"INSERT INTO samples (id, {COLUMNS}, abandoned, bytes, digest, checksum) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
             inserted,
         )
         return sorted(bucket for bucket, digests in seen.items() if len(digests) > self.max_per_outcome)
@@ -356,7 +358,7 @@ class History:
         variants: tuple[str, ...] = (PLAIN,),
         selection: str = "uniform",
         max_length: int | None = None,
-        min_step: int = 0,
+        min_version: int | None = None,
         max_replays: int | None = None,
         replays: Counter | None = None,
         near_length: float = 0.0,
@@ -368,7 +370,7 @@ class History:
             selection: `uniform` (by `rng`), `newest`, `shortest`, `nearest_length` (to `near_length` tokens) or
                 `lowest_entropy`; ties go to the older sample, of `newest` to the one stored last.
             max_length: samples of more tokens are passed over.
-            min_step: samples of earlier steps are passed over.
+            min_version: samples that earlier weights began are passed over.
             max_replays: samples replayed that often are passed over; `replays` counts by id what is not stored yet.
             accepts: samples for which it is false are passed over, and the next in the order of `selection` is tried.
 
@@ -381,9 +383,14 @@ class History:
         with explained(self.path):
             rows = self._db.execute(
                 f"SELECT id, length, step, entropy, {'0' if max_replays is None else times} "
-                f"FROM samples WHERE query_id = ? AND {where} AND evicted IS NULL AND length <= ? AND step >= ? "
+                f"FROM samples WHERE query_id = ? AND {where} AND evicted IS NULL AND length <= ? AND version >= ? "
                 "ORDER BY id",
-                (query_id, *values, max_length if max_length is not None else 1 << 62, min_step),
+                (
+                    query_id,
+                    *values,
+                    1 << 62 if max_length is None else max_length,
+                    -(1 << 62) if min_version is None else min_version,
+                ),
             ).fetchall()
             if max_replays is not None:
                 rows = [row for row in rows if row[4] + (replays or {}).get(row[0], 0) < max_replays]
@@ -395,8 +402,8 @@ class History:
     def _load(self, sample_id: int) -> Sample:
         try:
             row = self._db.execute(
-                "SELECT query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens, "
-                "log_probs FROM samples LEFT JOIN payloads USING (id) WHERE id = ?",
+                f"SELECT {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id) "
+                "WHERE id = ?",
                 (sample_id,),
             ).fetchone()
         except sqlite3.DatabaseError as error:

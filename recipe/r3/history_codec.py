@@ -58,6 +58,14 @@ class Sample:
     """(L,) float32 log-probs of the policy that generated it, or None. The file keeps them as float16."""
     id: int | None = None
     """Its row in the file, once drawn."""
+    version: int | None = None
+    """The training step whose weights began it; None: those that were current, of step - 1."""
+    versions: int = 1
+    """How many steps' weights wrote it: more than one where rollouts go on over weight syncs."""
+
+    def age(self, step: int) -> int:
+        """By how many training steps older its weights are than those that are current in `step`."""
+        return step - (self.step if self.version is None else self.version + 1)
 
 
 Bucket = tuple[str, str, int]
@@ -85,6 +93,8 @@ class Row(NamedTuple):
     score: float
     tie: bytes
     """Of the log-probs: orders equal responses that differ in them alone."""
+    version: int
+    versions: int
     step: int
     tokens: np.ndarray
     """(L,) int32."""
@@ -92,14 +102,18 @@ class Row(NamedTuple):
     """(L,) float32."""
 
     def order(self) -> tuple:
-        return self[:5]
+        return self[:7]
+
+
+COLUMNS = "query_id, variant, correct, truncated, score, length, entropy, step, version, versions"
+"""Of a sample in the file, those that its checksum is of."""
 
 
 class Packed(NamedTuple):
     """A sample as the file stores it."""
 
     columns: tuple
-    """query_id, variant, correct, truncated, score, length, entropy, step."""
+    """The values of `COLUMNS`."""
     digest: bytes
     checksum: int
     tokens: bytes
@@ -120,7 +134,8 @@ def identified(sample: Sample, step: int, seed: int) -> Row:
         tie = xxhash.xxh3_64_digest(log_probs)
     score = float(sample.score) + 0.0  # SQLite knows no -0.0
     identity = bucket_of(sample), digest_of(tokens, seed), int(sample.truncated), score, tie
-    return Row(*identity, int(step), tokens, log_probs)
+    version = step - 1 if sample.version is None else sample.version
+    return Row(*identity, int(version), int(sample.versions), int(step), tokens, log_probs)
 
 
 def in_order(buckets: dict[Bucket, list[Sample]], step: int, seed: int) -> Iterator[Row]:
@@ -149,7 +164,7 @@ def packed(rows: list[Row]) -> Iterator[Packed]:
     recorded = iter(pack_log_probs(*joined(responses)) if responses else [])
     for row, tokens in zip(rows, pack_tokens(*joined([row.tokens for row in rows])), strict=True):
         log_probs, entropy = (None, None) if row.log_probs is None else next(recorded)
-        columns = (*row.bucket, row.truncated, row.score, len(row.tokens), entropy, row.step)
+        columns = (*row.bucket, row.truncated, row.score, len(row.tokens), entropy, row.step, row.version, row.versions)
         yield Packed(columns, row.digest, checksum_of(columns, tokens, log_probs), tokens, log_probs)
 
 
@@ -158,10 +173,10 @@ def damaged(sample: str | int, path: str) -> HistoryError:
 
 
 def decode(row: tuple, sample_id: int, path: str) -> Sample:
-    """The sample of a row (query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens,
-    log_probs); raises HistoryError unless its checksum and its lengths fit."""
+    """The sample of a row (`COLUMNS`, checksum, tokens, log_probs); raises HistoryError unless its checksum and its
+    lengths fit."""
     *columns, checksum, tokens, log_probs = row
-    query_id, variant, correct, truncated, score, length, _, step = columns
+    query_id, variant, correct, truncated, score, length, _, step, version, versions = columns
     try:
         if checksum != checksum_of(tuple(columns), tokens, log_probs):
             raise ValueError("the checksum does not fit")
@@ -180,6 +195,8 @@ def decode(row: tuple, sample_id: int, path: str) -> Sample:
         variant=variant,
         log_probs=None if log_probs is None else np.frombuffer(log_probs, dtype="<f2").astype(np.float32),
         id=sample_id,
+        version=version,
+        versions=versions,
     )
 
 
@@ -254,13 +271,13 @@ def digest_of(tokens: np.ndarray, seed: int) -> bytes:
 
 
 def checksum_of(columns: tuple, tokens: bytes, log_probs: bytes | None) -> int:
-    """63 bits: 32 of the XXH3-64 of the payload, above them 31 of that of query_id to step, seeded with the 32."""
+    """63 bits: 32 of the XXH3-64 of the payload, above them 31 of that of the columns, seeded with the 32."""
     payload = xxh3_of(log_probs or b"", seed=xxh3_of(tokens)) % (1 << 32)
     return _above(columns, payload)
 
 
 def columns_fit(columns: tuple, checksum: int) -> bool:
-    """Whether query_id to step are what the checksum says, whatever became of the payload."""
+    """Whether the columns are what the checksum says, whatever became of the payload."""
     return _above(columns, checksum % (1 << 32)) == checksum
 
 

@@ -37,7 +37,7 @@ from urllib.parse import quote
 from .history_pages import check_pages
 from .query_ids import MAX_ID_BYTES
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _SCHEMA = """
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -48,15 +48,17 @@ CREATE TABLE samples (
     score REAL NOT NULL,            -- reward of the reward manager, ranking rewards excluded
     length INTEGER NOT NULL,        -- response tokens
     entropy REAL,                   -- mean of -log_prob over the tokens; NULL if not recorded
-    step INTEGER NOT NULL,          -- training step that generated it, 0 for imported ones
+    step INTEGER NOT NULL,          -- training step that it joined, 0 for imported ones
+    version INTEGER NOT NULL,       -- training step whose weights began it: step - 1 unless rollouts run ahead
+    versions INTEGER NOT NULL,      -- steps whose weights wrote it: over 1 where rollouts go on over weight syncs
     evicted INTEGER,                -- training step that evicted it, NULL while it can be drawn
     abandoned INTEGER NOT NULL,     -- 1: written after a checkpoint that training went back to
     bytes INTEGER NOT NULL,         -- of its payload
     digest BLOB NOT NULL,           -- XXH3-128 of the ids, seeded; equal responses of a query are stored once
-    checksum INTEGER NOT NULL       -- XXH3-64 of query_id to step, and of the payload, see history_codec.py
+    checksum INTEGER NOT NULL       -- XXH3-64 of query_id to versions, and of the payload, see history_codec.py
 ) STRICT;
 CREATE INDEX samples_live ON samples (query_id, variant, correct, step, length, entropy, digest, bytes, abandoned,
-    evicted) WHERE evicted IS NULL;
+    version, evicted) WHERE evicted IS NULL;
 CREATE INDEX samples_evicted ON samples (evicted, abandoned, step, bytes, query_id, variant, correct, length, entropy,
     digest) WHERE evicted IS NOT NULL;
 CREATE INDEX samples_by_step ON samples (step);
@@ -86,7 +88,7 @@ CREATE TABLE replays (
     step INTEGER NOT NULL,
     query_id TEXT NOT NULL,
     variant TEXT NOT NULL,          -- of the group it was replayed into
-    sample_step INTEGER NOT NULL,   -- step - sample_step is its age
+    sample_step INTEGER NOT NULL,   -- its version + 1: step - sample_step is its age
     times INTEGER NOT NULL,         -- groups of the step it was replayed into
     PRIMARY KEY (sample_id, step, variant)
 ) STRICT, WITHOUT ROWID;

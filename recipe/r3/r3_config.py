@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.base_config import BaseConfig
 
 from .history import SELECTIONS
+from .modes import R3_TRAINERS, SEPARATE_ASYNC, is_async
 
 
 def require(ok: bool, key: str, rule: str, value: Any) -> None:
@@ -185,6 +186,10 @@ class ReflectionConfig(BaseConfig):
                 ok = isinstance(template, str) and template.count(part) == 1
                 require(ok, f"reflection.{name}", f"hold {part} exactly once", template)
 
+    def cap(self, train_batch_size: int) -> int:
+        """Most reflection prompts of a step."""
+        return max(1, int(self.max_fraction * train_batch_size))
+
     def budget(self, max_prompt_length: int) -> int:
         """Most tokens of a reflection prompt, given `data.max_prompt_length`."""
         return self.max_prompt_tokens or max_prompt_length
@@ -313,6 +318,33 @@ def validate_r3_config(config: DictConfig) -> R3Config:
     return r3
 
 
+def _separate(config: DictConfig) -> list[tuple[str, bool, str]]:
+    """What verl's separate mode asserts without saying what to do."""
+    if not config.trainer.v1.trainer_mode.endswith(SEPARATE_ASYNC):
+        return []
+    rollout, prompts = config.actor_rollout_ref.rollout, config.data.train_batch_size
+    updates = config.trainer.v1.separate_async.parameter_sync_step
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    return [
+        (
+            "trainer.v1.separate_async.parameter_sync_step",
+            updates * mini_batch == prompts,
+            f"{updates} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch} must be "
+            f"data.train_batch_size={prompts}: that many optimizer steps are taken between two weight syncs",
+        ),
+        (
+            "actor_rollout_ref.rollout.nnodes",
+            rollout.nnodes > 0 and rollout.n_gpus_per_node > 0,
+            f"{rollout.nnodes} nodes of n_gpus_per_node={rollout.n_gpus_per_node} GPUs: generation needs its own",
+        ),
+        (
+            "actor_rollout_ref.rollout.checkpoint_engine.backend",
+            rollout.checkpoint_engine.backend != "naive",
+            "naive hands weights over within a process, and generation has its own processes; use nccl",
+        ),
+    ]
+
+
 def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str]]:
     """(key, holds, message) of every rule that spans several keys."""
     algorithm, rollout, data = config.algorithm, config.actor_rollout_ref.rollout, config.data
@@ -321,12 +353,12 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
     budget = r3.reflection.budget(data.max_prompt_length)
     max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
-    reflection = r3.reflection.enable
+    reflection, mode = r3.reflection.enable, config.trainer.v1.trainer_mode
     return [
         (
             "algorithm.adv_estimator",
             algorithm.adv_estimator == "r3",
-            f"must be r3 with trainer.v1.trainer_mode=r3, got {algorithm.adv_estimator!r}",
+            f"must be r3 with trainer.v1.trainer_mode={mode}, got {algorithm.adv_estimator!r}",
         ),
         (
             "critic.enable",
@@ -353,10 +385,16 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         ),
         (
             "trainer.v1.trainer_mode",
-            config.trainer.v1.trainer_mode == "r3",
-            f"must be r3, got {config.trainer.v1.trainer_mode!r}: R^3 is built on verl's synchronous trainer, and not "
-            "yet on its asynchronous ones",
+            mode in R3_TRAINERS,
+            f"must be {', '.join(list(R3_TRAINERS)[:-1])} or {list(R3_TRAINERS)[-1]}, got {mode!r}",
         ),
+        (
+            "algorithm.r3.rollout_deadline_s",
+            r3.rollout_deadline_s is None or not is_async(mode),
+            f"{r3.rollout_deadline_s} s with trainer.v1.trainer_mode={mode}: no batch waits for a straggler there; set "
+            "it to null",
+        ),
+        *_separate(config),
         (
             "reward.reward_model.enable",
             not OmegaConf.select(config, "reward.reward_model.enable"),

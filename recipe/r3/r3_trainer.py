@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""R^3 as a thin subclass of verl's synchronous v1 trainer: hooks only, in the order of Algorithm 1.
+"""R^3 as thin subclasses of verl's v1 trainers of all three modes: hooks only, in the order of Algorithm 1.
 
 _next_train_batch     ISR   append reflection prompts of hard queries            (reflection.py)
 replay buffer         CCR   append opposing trajectories to dead groups, store   (replay_buffer.py, history.py)
@@ -19,6 +19,8 @@ _balance_batch              every rescued group whole in one optimizer step     
 _compute_advantage    SERR  rank truncated rows of all-wrong groups; eq. (3)     (core_algos.py)
 _update_actor               the configured number of optimizer steps, whatever was appended (workers.py counts)
 _save_checkpoint            pin the history's state, _load_checkpoint restores it
+
+What a mode needs of its own: the data collector (replay_buffer.py, ride_along.py) and the worker (workers.py).
 """
 
 import logging
@@ -39,6 +41,8 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
@@ -49,24 +53,36 @@ from .baseline import MeasuredMixin
 from .history import History, tokenizer_fingerprint
 from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from .mini_batches import order_rows, rows_with_room
+from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from .off_policy import off_policy_metrics
 from .query_ids import check_query_ids, make_query_id
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
-from .replay_buffer import CrossContextReplayMixin, dead_outcome, groups_of, is_fresh, plain_keys, rows_of
+from .replay_buffer import (
+    CrossContextReplayMixin,
+    R3ReplayBuffer,
+    dead_outcome,
+    groups_of,
+    is_fresh,
+    plain_keys,
+    rows_of,
+)
 from .resume import resume_step
+from .ride_along import R3ReplayBufferAsync
 from .safe_loading import without_unpickling
 from .straggler import AbortMarkingClient
 from .watchdog import WorkerWatch, deadline
-from .workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker
+from .workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker, R3DetachActorWorker
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 
-@register_trainer("r3")
-class R3Trainer(MeasuredMixin, PPOTrainerSync):
-    """verl's synchronous trainer with replay, reflection and ranking rewards; all three off is verl's GRPO."""
+class R3Mixin(MeasuredMixin):
+    """Replay, reflection and ranking rewards on a trainer of verl's; all three off is verl's GRPO."""
+
+    BUFFER: type[CrossContextReplayMixin] = R3ReplayBufferAsync
+    WORKER = R3ActorRolloutRefWorker
 
     def __init__(self, config: DictConfig):
         self.r3 = validate_r3_config(config)
@@ -79,6 +95,9 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> ReplayBuffer:
+        sampler = self.config.trainer.v1.sampler.custom_sampler
+        if sampler.name == R3ReplayBuffer.__name__:  # the default: the recipe's own, of the mode
+            sampler.path, sampler.name = f"pkg://{self.BUFFER.__module__}", self.BUFFER.__name__
         buffer = super()._build_replay_buffer()
         if not isinstance(buffer, CrossContextReplayMixin):
             raise ValueError(
@@ -96,6 +115,7 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
             group_size=self.config.actor_rollout_ref.rollout.n,
             abort_rollouts=self._abort_rollouts,
             decode=lambda token_ids: self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            reflection_cap=-(-self.r3.reflection.cap(self.config.data.train_batch_size) // self.parameter_sync_step),
         )
         return buffer
 
@@ -112,7 +132,7 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         super()._init_resource_pool_mgr()
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(R3ActorRolloutRefWorker)
+                self.role_worker_mapping[role] = ray.remote(self.WORKER)
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -193,7 +213,10 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         batch = super()._next_train_batch(num_prompts)
-        if self.planner is not None:
+        if self.planner is None:
+            return batch
+        self.planner.name_agents(batch)
+        if num_prompts is None:  # else they are fetched ahead, or in place of others
             prompts = len(batch)
             batch, self._reflection_metrics = self.planner.augment(batch, self.global_steps)
             self.replay_buffer.reflection_groups = len(batch) - prompts
@@ -204,6 +227,18 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         if self.planner is not None:
             metrics.update(self._reflection_metrics)
         return metrics
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        # verl averages what its local updates report: counts are taken of all of them together.
+        self._ranked: dict[str, list[float]] = {}
+        self._split = 0
+        batch = super().step(metrics, timing_raw)
+        ledger = group_ledger(batch, self._ranked)
+        metrics.update(ledger)
+        metrics.update(self.replay_buffer.step_metrics())
+        metrics["groups/split"] = self._split
+        self._sound(self.dead_group_alarm.update(ledger), "dead_groups", metrics)
+        return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Rows must split evenly over optimizer steps, data parallel ranks and fixed micro-batches, and no further.
@@ -222,8 +257,9 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         return multiple
 
     def _optimizer_steps(self) -> int:
-        """Optimizer steps of one pass over the batch: the configured prompts per step over those per mini-batch."""
-        return self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        """Optimizer steps of one pass over a batch: the configured prompts per batch over those per mini-batch."""
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        return prompts // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
 
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict, logging_prefix: str = "global_seqlen", **kwargs
@@ -301,9 +337,7 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         ranked, scores = self._rank_truncated(batch)
-        ledger = group_ledger(batch, ranked)
-        metrics.update(ledger)
-        self._sound(self.dead_group_alarm.update(ledger), "dead_groups", metrics)
+        self._ranked |= ranked
         batch = super()._compute_advantage(batch, metrics)
         if scores:
             # Whoever looks at rewards from here on, verl's metrics for one, is to see those of the answers.
@@ -374,10 +408,11 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         if self.r3.rows_folder is not None:
-            batch.extra_info[ROWS_FOLDER] = os.path.join(self.r3.rows_folder, f"step_{self.global_steps}")
+            update = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
+            batch.extra_info[ROWS_FOLDER] = os.path.join(self.r3.rows_folder, f"step_{self.global_steps}{update}")
         with self._mini_batch_rows(len(batch) // self._optimizer_steps()):
             batch = super()._update_actor(batch, metrics)
-        metrics["groups/split"] = metrics.pop(f"actor/{SPLIT_GROUPS}")
+        self._split += metrics.pop(f"actor/{SPLIT_GROUPS}")
         return batch
 
     @contextmanager
@@ -417,6 +452,21 @@ class R3Trainer(MeasuredMixin, PPOTrainerSync):
         metrics["history/write_s"] = self.history.write_seconds
         metrics["history/wait_s"] = self.history.wait_seconds
         metrics["history/live_bytes"] = self.history.live_bytes
+
+
+@register_trainer(trainer_name("r3", SYNC))
+class R3Trainer(R3Mixin, PPOTrainerSync):
+    BUFFER = R3ReplayBuffer
+
+
+@register_trainer(trainer_name("r3", COLOCATE_ASYNC))
+class R3ColocateAsync(R3Mixin, PPOTrainerColocateAsync):
+    MODE = COLOCATE_ASYNC
+
+
+@register_trainer(trainer_name("r3", SEPARATE_ASYNC))
+class R3SeparateAsync(R3Mixin, PPOTrainerSeparateAsync):
+    MODE, WORKER = SEPARATE_ASYNC, R3DetachActorWorker
 
 
 def _outcome_reward(old: torch.Tensor, reward: float) -> torch.Tensor:

@@ -30,6 +30,7 @@ from verl.utils import tensordict_utils as tu
 
 from .history import PLAIN, REFLECTION, History, Sample, Transfer
 from .r3_config import ReflectionConfig
+from .replay_buffer import REFLECTION_UID
 
 AGENT_NAME = "r3_reflection"
 CUT_MARK = "\n[...]\n"
@@ -134,7 +135,7 @@ class ReflectionPlanner:
         self.tokenizer = tokenizer
         self.template_kwargs = template_kwargs
         self.default_agent = default_agent
-        self.cap = max(1, int(config.max_fraction * batch_size))
+        self.cap = config.cap(batch_size)
         self.budget = budget
         self.seed = seed
 
@@ -190,14 +191,20 @@ class ReflectionPlanner:
     def _decode(self, token_ids: list[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
+    def name_agents(self, batch: TensorDict) -> None:
+        """Name the rollout worker of every row. verl re-issues prompts that were in flight at a checkpoint with the
+        columns that all of them have."""
+        if "agent_name" not in batch:
+            _set_column(batch, "agent_name", [self.default_agent] * len(batch))
+
     def _extend(self, batch: TensorDict, chosen: dict[int, list[dict]]) -> TensorDict:
         """`batch` with a copy of each chosen row under a fresh uid, a reflection prompt and the reflection worker."""
-        agents = list(batch["agent_name"]) if "agent_name" in batch else [self.default_agent] * len(batch)
+        self.name_agents(batch)
         extra = tu.index_select_tensor_dict(batch, list(chosen))
-        _set_column(batch, "agent_name", agents)
+        _set_column(batch, "agent_name", list(batch["agent_name"]))
         _set_column(extra, "agent_name", [AGENT_NAME] * len(chosen))
         _set_column(extra, "raw_prompt", list(chosen.values()))
-        _set_column(extra, "uid", [str(uuid.uuid4()) for _ in chosen])
+        _set_column(extra, "uid", [REFLECTION_UID + str(uuid.uuid4()) for _ in chosen])
         return tu.concat_tensordict([batch, extra])
 
 

@@ -21,8 +21,9 @@ What later stages need to know of a row travels in its TransferQueue tag:
 
     group     query id                     correct    answer correct
     variant   plain | reflection           truncated  response hit the limit
-    score     reward before any ranking    replay_age steps since a replayed row was generated; absent on fresh rows
-                                           stored_log_probs  whether its behaviour log-probs are known, and finite
+    score     reward before any ranking    versions  how many steps' weights wrote it
+    replay_age  of a replayed row: by how many steps older than those of this step the weights were that began it
+    stored_log_probs  of a replayed row: whether its behaviour log-probs are known, and finite
 """
 
 import random
@@ -53,6 +54,14 @@ class Replay:
 
     positions: list[int]
     samples: list[Sample]
+
+
+REFLECTION_UID = "reflection-"
+"""How the uid of a reflection group begins, so that the group is known by its prompt's mark in TransferQueue."""
+
+
+def is_reflection(uid: str) -> bool:
+    return uid.startswith(REFLECTION_UID)
 
 
 def is_fresh(tag: dict) -> bool:
@@ -92,14 +101,6 @@ def groups_of(batch: KVBatchMeta) -> dict[str, list[int]]:
 class CrossContextReplayMixin:
     """Adds replay and history to a verl `ReplayBuffer`; `attach` must be called before the first training sample."""
 
-    def __init__(self, trainer_mode: str, *args, **kwargs):
-        if trainer_mode != "sync":
-            raise ValueError(
-                f"trainer.v1.trainer_mode={trainer_mode} with {type(self).__name__}: it works with trainer_mode=r3 "
-                "only, which is synchronous; leave trainer.v1.sampler.custom_sampler out for verl's own modes"
-            )
-        super().__init__(trainer_mode, *args, **kwargs)
-
     def attach(
         self,
         history: History,
@@ -112,6 +113,7 @@ class CrossContextReplayMixin:
         group_size: int = 0,
         abort_rollouts: Callable[[], None] | None = None,
         decode: Callable[[list[int]], str] | None = None,
+        reflection_cap: int = 0,
     ) -> None:
         """Give the buffer what verl's constructor does not pass.
 
@@ -124,6 +126,7 @@ class CrossContextReplayMixin:
             group_size: members of a group when none was aborted.
             abort_rollouts: makes the rollout servers return what they are generating.
             decode: text of token ids; needed by `replay.reflected_unless`.
+            reflection_cap: most reflection groups of a batch, where they are not waited for.
         """
         self.history = history
         self.replay = replay
@@ -135,7 +138,23 @@ class CrossContextReplayMixin:
         self.group_size = group_size
         self.abort_rollouts = abort_rollouts
         self.decode = decode
+        self.reflection_cap = reflection_cap
         self.reflection_groups = 0
+        self._began = self._last_progress = time.monotonic()
+        self._last_counts = None
+        self._step, self._batch = None, 0
+
+    def _groups_wanted(self, prompts: int) -> int:
+        """Groups of a batch of `prompts` plain ones: reflection groups are in flight beside them and are waited for."""
+        return prompts + self.reflection_groups
+
+    def step_metrics(self) -> dict[str, int]:
+        """Of the training step whose batches were all sampled."""
+        return {}
+
+    def _leaving(self) -> tuple[list[Sample], list[tuple[str, str]]]:
+        """What `_samples` says of groups that left the queue without having been sampled."""
+        return [], []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """verl's `sample`, then replay. Validation passes through untouched."""
@@ -143,8 +162,8 @@ class CrossContextReplayMixin:
         self._last_counts = None
         if partition_id != "train":
             return super().sample(global_steps, partition_id, batch_size)
-        # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
-        batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
+        self._step, self._batch = global_steps, self._batch + 1 if self._step == global_steps else 0
+        batch, metrics = super().sample(global_steps, partition_id, self._groups_wanted(batch_size))
         rows, tokens = len(batch), sum(tag["response_len"] for tag in batch.tags)
         batch, samples, unfinished = self._describe(batch, global_steps)
         if self.rollout_deadline_s is not None:
@@ -161,7 +180,8 @@ class CrossContextReplayMixin:
         if replays:
             batch = self._append(batch, replays, global_steps)
         drawn = [(sample, batch.tags[r.positions[0]]["variant"]) for r in replays for sample in r.samples]
-        self.history.add(samples, global_steps, drawn, unfinished)
+        others, others_unfinished = self._leaving()
+        self.history.add(samples + others, global_steps, drawn, unfinished + others_unfinished)
         return batch, metrics
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
@@ -194,11 +214,11 @@ class CrossContextReplayMixin:
                 unfinished.append((query_id, variant))
                 continue
             kept.append(key)
-            tag.update(outcome_tag(row, query_id))
+            tag.update(outcome_tag(row, query_id), versions=versions_of(tag))
             if not len(row["responses"]):
                 unfinished.append((query_id, variant))
                 continue
-            log_probs = row.get("rollout_log_probs")
+            log_probs, version = row.get("rollout_log_probs"), tag.get("min_global_steps")
             sample = Sample(
                 query_id=query_id,
                 tokens=row["responses"].numpy(),
@@ -208,6 +228,8 @@ class CrossContextReplayMixin:
                 step=step,
                 variant=variant,
                 log_probs=None if log_probs is None else log_probs.numpy(),
+                version=version,
+                versions=tag["versions"],
             )
             samples.append(sample)
         if aborted:
@@ -241,7 +263,7 @@ class CrossContextReplayMixin:
 
     def _draw(self, batch: KVBatchMeta, step: int) -> list[Replay]:
         """Opposing samples for every dead group and, where members were aborted, samples in their place."""
-        rng = random.Random(f"{self.seed}/replay/{step}")
+        rng = random.Random("/".join([f"{self.seed}/replay/{step}", *([str(self._batch)] if self._batch else [])]))
         replays, drawn = [], Counter()
         # Ordered by query id: uids are random, and drawing in their order would make equal runs differ.
         for positions in sorted(groups_of(batch).values(), key=lambda positions: _order(batch.tags[positions[0]])):
@@ -279,7 +301,7 @@ class CrossContextReplayMixin:
             variants=variants,
             selection=replay.selection,
             max_length=self.max_response_length,
-            min_step=0 if replay.max_age is None else step - replay.max_age,
+            min_version=None if replay.max_age is None else step - 1 - replay.max_age,
             max_replays=replay.max_replays,
             replays=drawn,
             near_length=sum(tag["response_len"] for tag in tags) / len(tags),
@@ -352,9 +374,16 @@ def replayed_tag(fresh: dict, sample: Sample, row: dict, step: int) -> dict:
         "correct": sample.correct,
         "truncated": sample.truncated,
         "score": sample.score,
-        "replay_age": step - sample.step,
+        "versions": sample.versions,
+        "replay_age": sample.age(step),
         "stored_log_probs": sample.log_probs is not None and bool(np.isfinite(sample.log_probs).all()),
     }
+
+
+def versions_of(tag: dict) -> int:
+    """How many steps' weights wrote a fresh row; 1 where the rollout server does not say."""
+    first, last = tag.get("min_global_steps"), tag.get("max_global_steps")
+    return 1 if first is None or last is None else last - first + 1
 
 
 def _order(tag: dict) -> tuple[str, str]:

@@ -15,7 +15,14 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+from .modes import is_async
+
+PARTS = ("data.pt", "actor")
+"""The first is the last that a checkpoint gets. Of one that verl no longer keeps, actor is gone."""
+ASYNC_PARTS = ("transfer_queue", "data.pt", "actor")
+"""The asynchronous modes save last what is in flight; the folder gets its name when it is complete."""
 
 
 def resume_step(trainer: DictConfig) -> int:
@@ -27,17 +34,18 @@ def resume_step(trainer: DictConfig) -> int:
     tracker = Path(trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
     if trainer.resume_mode == "disable":
         return -1
+    parts = ASYNC_PARTS if is_async(OmegaConf.select(trainer, "v1.trainer_mode") or "") else PARTS
     if trainer.resume_mode == "resume_path":
         named = Path(str(trainer.resume_from_path))
-        if not _is_complete(named):
+        if not _is_complete(named, parts):
             raise ValueError(
                 f"trainer.resume_from_path={trainer.resume_from_path}: no complete checkpoint there; name a folder "
-                "global_step_N that holds data.pt and actor"
+                f"global_step_N that holds {' and '.join(parts)}"
             )
         step = _step_of(named)
     else:
         text = tracker.read_text(errors="replace").strip() if tracker.exists() else ""
-        complete = [_step_of(path) for path in tracker.parent.glob("global_step_*") if _is_complete(path)]
+        complete = [_step_of(path) for path in tracker.parent.glob("global_step_*") if _is_complete(path, parts)]
         if text.isdecimal() and int(text) in complete:
             return int(text)
         if not complete and not tracker.exists():
@@ -57,7 +65,6 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("global_step_"))
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    """data.pt is the last file of a checkpoint; of one that verl no longer keeps, the folder actor is gone."""
+def _is_complete(checkpoint: Path, parts: tuple[str, ...]) -> bool:
     name = checkpoint.name.removeprefix("global_step_")
-    return name.isdecimal() and (checkpoint / "data.pt").is_file() and (checkpoint / "actor").is_dir()
+    return name.isdecimal() and all((checkpoint / part).exists() for part in parts)

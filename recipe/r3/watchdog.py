@@ -53,7 +53,8 @@ class WorkerWatch:
 
     def add(self, trainer) -> None:
         """Watch the actors of a trainer that is about to start."""
-        servers = [server for replica in trainer.llm_server_manager.get_replicas() for server in replica.servers]
+        managers = trainer._rollout_server_managers()
+        servers = [server for manager in managers for replica in manager.get_replicas() for server in replica.servers]
         self.actors += [("agent loop worker", actor) for actor in trainer.agent_loop_manager.agent_loop_workers]
         self.actors += [("reward worker", actor) for actor in trainer.reward_loop_manager.reward_loop_workers]
         self.actors += [("rollout server", actor) for actor in servers]

@@ -23,6 +23,7 @@ from collections import defaultdict
 
 import torch
 from tensordict import TensorDict
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
@@ -109,5 +110,11 @@ def describe_rows(data: TensorDict) -> list[dict]:
 
 class R3ActorRolloutRefWorker(ActorRolloutRefWorker):
     """verl's worker with `R3TrainingWorker` inside."""
+
+    actor_worker_cls = R3TrainingWorker
+
+
+class R3DetachActorWorker(DetachActorWorker):
+    """The same of the worker for verl's separate mode, which keeps copies of the weights."""
 
     actor_worker_cls = R3TrainingWorker

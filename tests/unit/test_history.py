@@ -550,8 +550,8 @@ def test_samples_over_the_maximum_length_are_passed_over(history):
 def test_samples_before_the_minimum_step_are_passed_over(history):
     for step in (1, 2, 3):
         history.add([make_sample([step])], step)
-    assert sorted(drawn(history, min_step=2)) == [[2], [3]]
-    assert drawn(history, min_step=4) == []
+    assert sorted(drawn(history, min_version=1)) == [[2], [3]]
+    assert drawn(history, min_version=3) == []
 
 
 def test_a_sample_is_passed_over_once_it_was_replayed_often_enough(history):

@@ -135,7 +135,7 @@ def test_the_digest_tells_ids_lengths_and_seeds_apart():
 
 
 def test_every_flipped_bit_and_every_changed_column_changes_the_checksum():
-    columns = ("q", "plain", 0, 1, 0.5, 40, 0.25, 3)
+    columns = ("q", "plain", 0, 1, 0.5, 40, 0.25, 3, 2, 1)
     tokens, log_probs = bytes(range(120)), bytes(80)
     found = [checksum_of(columns, tokens, log_probs)]
     for payload in (0, 1):

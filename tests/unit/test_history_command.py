@@ -293,6 +293,7 @@ def test_every_column_arrives_in_the_parquet(tmp_path, capsys):
     assert rows[2] == {
         **{"query_id": "q", "variant": REFLECTION, "correct": True, "truncated": True, "score": 1.0, "length": 2},
         **{"entropy": 1.0, "step": 7, "tokens": [0, 151_643], "log_probs": [-0.5, -1.5], "abandoned": False},
+        **{"version": 6, "versions": 1},
     }
     assert rows[1]["log_probs"] is None and rows[1]["entropy"] is None
     metadata = table.schema.metadata

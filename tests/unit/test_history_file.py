@@ -310,7 +310,7 @@ def test_a_payload_that_does_not_fit_the_length_is_damaged_although_its_checksum
 def test_the_checksum_of_the_test_above_is_the_one_of_the_file(path):
     with closing(History(path, 3)) as history:
         history.add([make_sample([1, 2])], 1)
-        columns = ("q", "plain", 0, 0, 0.0, 2, None, 1)
+        columns = ("q", "plain", 0, 0, 0.0, 2, None, 1, 0, 1)
         tokens = np.array([1, 2], dtype="<u2").tobytes()
         assert look(history, "SELECT checksum FROM samples") == [(checksum_of(columns, tokens, None),)]
 

@@ -1,0 +1,37 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""verl's trainer modes, by the names under which this recipe registers its trainers (`trainer.v1.trainer_mode`)."""
+
+SYNC, COLOCATE_ASYNC, SEPARATE_ASYNC = "sync", "colocate_async", "separate_async"
+MODES = (SYNC, COLOCATE_ASYNC, SEPARATE_ASYNC)
+
+
+def trainer_name(family: str, mode: str) -> str:
+    """("r3", "sync"): r3. ("baseline", "colocate_async"): baseline_colocate_async.
+
+    Args:
+        family: `r3`, or `baseline` for verl's own trainers with R^3's measurements.
+        mode: verl's name.
+    """
+    return family if mode == SYNC else f"{family}_{mode}"
+
+
+R3_TRAINERS = {trainer_name("r3", mode): mode for mode in MODES}
+BASELINE_TRAINERS = {trainer_name("baseline", mode): mode for mode in MODES}
+"""verl's mode of each name."""
+
+
+def is_async(trainer_mode: str) -> bool:
+    """Of one of these names, or of verl's own."""
+    return trainer_mode.endswith("_async")
