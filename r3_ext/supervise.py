@@ -23,6 +23,7 @@ VITAL = (
     "ray::TaskRunner",
     "ray::WorkerDict",
     "ray::vLLMHttpServer",
+    "ray::CheckpointEngineWorker",
     "ray::AgentLoopWorker",
     "ray::RewardLoopWorker",
     "ray::SimpleStorageUnit",
