@@ -30,7 +30,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from .metrics import group_ledger, series_metrics
 from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
-from .replay_buffer import group_of, is_reflection, outcome_tag, rows_of
+from .replay_buffer import group_of, is_reflection, outcome_tag, rows_of, versions_of
 from .stop import StoppableMixin
 from .validation import validation_metrics
 from .watchdog import WorkerWatch
@@ -113,7 +113,7 @@ class LedgerMixin:
             keys=list(kept), partition_id=batch.partition_id, select_fields=["extra_fields", "rm_scores"]
         )
         rows = zip(kept.items(), rows_of(data), strict=True)
-        tags = [{**tag, **outcome_tag(row, group_of(key))} for (key, tag), row in rows]
+        tags = [{**tag, **outcome_tag(row, group_of(key)), "versions": versions_of(tag)} for (key, tag), row in rows]
         described = KVBatchMeta(partition_id=batch.partition_id, keys=list(kept), tags=tags)
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))

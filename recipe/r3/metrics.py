@@ -82,6 +82,8 @@ def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
         metrics[f"{name}/acc/mean"] = float(np.mean([tag["correct"] for tag in rows]))
         metrics[f"{name}/truncated/mean"] = float(np.mean([tag["truncated"] for tag in rows]))
         metrics[f"{name}/response_length/mean"] = float(np.mean([tag["response_len"] for tag in rows]))
+        if "versions" in rows[0]:
+            metrics[f"{name}/mixed_versions/mean"] = float(np.mean([tag["versions"] > 1 for tag in rows]))
     for name in ("rows", "tokens"):
         metrics[f"trained/{name}"] = sum(metrics[f"{kind}/{name}"] for kind in series)
     if series["replay"]:

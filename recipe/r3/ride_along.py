@@ -14,8 +14,9 @@
 """Cross-Context Replay on verl's asynchronous data collector, where rollouts go on while the trainer trains.
 
 A batch has its number of plain groups, whatever else is finished. Reflection groups are extra: those that are finished
-ride along, oldest first, at most `reflection_cap` of them, and none is waited for or replaced. So as many groups leave
-the queue as enter it. Groups that verl evicts (too old, or a rollout failed) leave their answers in the history.
+ride along, oldest first, at most `reflection_cap` of them. None is replaced, or waited for, but as verl waits for any
+prompt that is too old (`max_off_policy_strategy=wait`). So as many groups leave the queue as enter it. Groups that verl
+evicts (too old, or a rollout failed) leave their answers in the history.
 """
 
 from collections import Counter

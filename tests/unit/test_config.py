@@ -237,7 +237,7 @@ COMBINATIONS = [
         {"algorithm.filter_groups.enable": True, "algorithm.r3.replay.enable": False},
         "algorithm.filter_groups.enable: verl filters nothing with a custom sampler",
     ),
-    ({"trainer.v1.trainer_mode": "colocate_async"}, "must be r3, r3_colocate_async or r3_separate_async, got 'coloc"),
+    ({"trainer.v1.trainer_mode": "colocate_async"}, "trainer.v1.trainer_mode: must be r3, r3_colo.*got 'colocate"),
     ({"reward.reward_model.enable": True}, "reward.reward_model.enable: .*set it to False"),
     ({"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
     ({"actor_rollout_ref.rollout.multi_turn.enable": True}, "actor_rollout_ref.rollout.multi_turn.enable: "),

@@ -27,6 +27,7 @@ from recipe.r3.history import PLAIN, REFLECTION, History, Sample
 from recipe.r3.metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from recipe.r3.r3_config import ReplayConfig
 from recipe.r3.replay_buffer import (
+    REFLECTION_UID,
     R3ReplayBuffer,
     dead_outcome,
     group_of,
@@ -36,6 +37,7 @@ from recipe.r3.replay_buffer import (
     replayed_tag,
     rows_of,
 )
+from recipe.r3.ride_along import R3ReplayBufferAsync
 from recipe.r3.straggler import ABORTED
 
 N = 3
@@ -315,6 +317,7 @@ def test_a_replayed_tag_describes_the_stored_response_and_its_age():
         **{"prompt_len": 3, "response_len": 4, "seq_len": 7},
         **{"correct": True, "truncated": False, "score": 1.75, "replay_age": 4},
         "stored_log_probs": True,
+        "versions": 1,
     }
     assert fresh["response_len"] == 2 and "replay_age" not in fresh
 
@@ -447,12 +450,25 @@ class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         pass
 
 
-def write_group(query, outcomes, step, partition="train", variant=PLAIN, info=None, log_probs=True, length=2) -> str:
-    """A finished prompt with one trajectory per outcome ("right", "wrong", "cut" or "aborted"); returns its uid.
+def write_group(
+    query,
+    outcomes,
+    step,
+    partition="train",
+    variant=PLAIN,
+    info=None,
+    log_probs=True,
+    length=2,
+    uid="",
+    status="finished",
+    versions=None,
+) -> str:
+    """A prompt with one trajectory per outcome ("right", "wrong", "cut" or "aborted"); returns its uid.
 
     Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
+    versions: the first and the last step whose weights wrote it.
     """
-    uid = str(uuid.uuid4())
+    uid = uid + str(uuid.uuid4())
     mark = {"is_prompt": True, "status": "pending", "global_steps": step}
     tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
     for session, outcome in enumerate(outcomes):
@@ -470,12 +486,14 @@ def write_group(query, outcomes, step, partition="train", variant=PLAIN, info=No
         )
         if variant == REFLECTION:
             output.extra_fields["prompt_variant"] = REFLECTION
+        if versions:
+            output.extra_fields |= dict(zip(("min_global_steps", "max_global_steps"), versions, strict=True))
         if outcome == "aborted":
             output.extra_fields[ABORTED] = True
         row = {"uid": uid, "session_id": session, "global_steps": step, "query_id": query, "index": 0}
         row["raw_prompt"] = [{"role": "user", "content": query}]
         asyncio.run(RolloutWorker()._agent_loop_postprocess(output, partition == "val", **row))
-    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[{"status": "finished"}])
+    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[{"status": status}])
     return uid
 
 
@@ -791,3 +809,136 @@ def test_a_dead_worker_ends_the_wait(make_buffer):
 
     with pytest.raises(RuntimeError, match="a rollout server died"):
         make_buffer(check_workers=check_workers).sample(1, "train", 1)
+
+
+# the asynchronous collector
+
+
+@pytest.fixture
+def make_async(make_buffer, history):
+    """make_async(cap, strategy, threshold, refills): refills takes up how many prompts verl asks for; make_buffer
+    empties the queue afterwards."""
+
+    def make(cap=2, strategy="wait", threshold=3, refills=None, **replay) -> R3ReplayBufferAsync:
+        settings = OmegaConf.create({})
+        refill = (refills if refills is not None else []).append
+        kind = "colocate_async", {}, threshold, strategy, settings
+        buffer = R3ReplayBufferAsync(*kind, poll_interval=0.02, refill_fn=refill)
+        buffer.attach(history, ReplayConfig(**replay), 0, 100, 5.0, lambda: None, reflection_cap=cap)
+        return buffer
+
+    return make
+
+
+def reflect(query, step, outcomes=("wrong",) * N, **changes) -> str:
+    return write_group(query, outcomes, step, variant=REFLECTION, uid=REFLECTION_UID, **changes)
+
+
+def uids_of(batch: KVBatchMeta) -> set[str]:
+    return set(map(group_of, batch.keys))
+
+
+def test_a_batch_has_its_plain_groups_and_finished_reflections_ride_along_oldest_first(make_async, history):
+    buffer = make_async(cap=2)
+    reflections = [reflect(f"r{step}", step) for step in (3, 1, 2)]
+    running = reflect("late", 3, outcomes=(), status="running")
+    plain = [write_group(f"q{step}", ("right", "wrong", "cut"), step) for step in (2, 1, 3)]
+    batch, _ = buffer.sample(3, "train", 2)
+    assert uids_of(batch) == {plain[0], plain[1], reflections[1], reflections[2]}
+    assert buffer.step_metrics() == {
+        **{"groups/evicted": 0, "reflection/groups/evicted": 0},
+        **{"groups/outstanding": 1, "reflection/groups/outstanding": 2},
+    }
+    finish_step(batch)
+    batch, _ = buffer.sample(3, "train", 1)
+    assert uids_of(batch) == {plain[2], reflections[0]}, "a running one is not waited for"
+    finish_step(batch)
+    assert set(tq.kv_list("train")["train"]) == {running}
+    history.flush()
+    assert sum(row[0] for row in history._db.execute("SELECT attempts FROM steps")) == 6 * N
+
+
+def test_reflections_alone_are_no_batch(make_async):
+    buffer = make_async(cap=9)
+    for number in range(4):
+        reflect(f"r{number}", 1)
+    assert buffer.get_sampleable_count(1, "train") == 0
+    buffer.stall_timeout_s = 0.3
+    with pytest.raises(TimeoutError, match="no rollout finished"):
+        buffer.sample(1, "train", 1)
+
+
+def test_the_backlog_does_not_grow_with_reflections(make_async):
+    """What a plain subclass does: it submits N + r groups, consumes N, and is 4 groups further behind every step."""
+    buffer, waiting = make_async(cap=2), []
+    for number in range(4):
+        write_group(f"ahead{number}", ("right", "wrong", "cut"), 0)
+    for step in range(1, 30):
+        for number in range(4):
+            write_group(f"q{step}_{number}".replace("_", "-"), ("right", "wrong", "cut"), step)
+        for number in range(2):
+            reflect(f"r{step}-{number}", step)
+        batch, _ = buffer.sample(step, "train", 4)
+        waiting.append(buffer.step_metrics())
+        finish_step(batch)
+    assert {metrics["groups/outstanding"] for metrics in waiting} == {4}
+    assert {metrics["reflection/groups/outstanding"] for metrics in waiting} == {0}
+    assert not any(metrics["groups/evicted"] for metrics in waiting)
+
+
+def test_evicted_groups_are_stored_once_counted_and_plain_ones_replaced(make_async, history):
+    refills = []
+    buffer = make_async(strategy="drop", threshold=2, refills=refills)
+    discarded = count_discarded(buffer)
+    for query in ("old", "older"):
+        write_group(query, ("right", "wrong", "cut"), 1)
+    reflect("old", 1)
+    write_group("failed", ("wrong",) * (N - 1), 4, status="failure")
+    fresh = write_group("new", ("right", "wrong", "cut"), 4)
+    batch, metrics = buffer.sample(4, "train", 1)
+    assert uids_of(batch) == {fresh} and refills == [3]
+    assert metrics["training/off_policy/evicted_samples"] == 3  # verl's own count knows no difference
+    told = buffer.step_metrics()
+    assert (told["groups/evicted"], told["reflection/groups/evicted"]) == (3, 1)
+    rates = history.success_rates(["old", "older", "failed", "new"], 1)
+    assert rates == {"old": 1 / 3, "older": 1 / 3, "failed": 0.0, "new": 1 / 3}
+    counts = history._db.execute("SELECT step, variant, sum(attempts) FROM statistics GROUP BY 1, 2").fetchall()
+    assert counts == [(4, PLAIN, 4 * N - 1), (4, REFLECTION, N)]
+    assert discarded["tokens"] == 3 * (2 + 3 + 4) + 2 + 3
+    finish_step(batch)
+    write_group("next", ("right", "wrong", "cut"), 5)
+    buffer.sample(5, "train", 1)
+    history.flush()
+    assert history.success_rates(["old"], 1) == {"old": 1 / 3}, "not stored again"
+
+
+def test_age_is_that_of_the_weights_and_mixed_answers_are_said_to_be(make_async, history):
+    buffer = make_async(k=1)
+    write_group("q", ("right", "wrong", "cut"), 3, versions=(1, 2))  # begun long before the step that trains it
+    finish_step(buffer.sample(3, "train", 1)[0])
+    write_group("q", ("wrong",) * N, 7, versions=(6, 6))
+    batch, _ = buffer.sample(7, "train", 1)
+    (replayed,) = [tag for tag in batch.tags if not is_fresh(tag)]
+    assert (replayed["replay_age"], replayed["versions"]) == (5, 2)  # the weights of step 6 are those of now
+    metrics = series_metrics(batch)
+    assert metrics["replay/mixed_versions/mean"] == 1 and metrics["fresh/mixed_versions/mean"] == 0
+    finish_step(batch)
+    write_group("q", ("wrong",) * N, 8, versions=(7, 7))
+    assert all(map(is_fresh, make_async(k=1, max_age=5).sample(8, "train", 1)[0].tags))
+
+
+def test_the_batches_of_one_step_draw_by_different_numbers_and_the_first_as_ever(make_async, make_buffer, history):
+    history.add([stored([token], None) for token in range(1, 90)], step=1)
+
+    def draw(buffer, step) -> int:
+        write_group("q", ("wrong",) * N, step, variant=PLAIN)
+        batch, _ = buffer.sample(step, "train", 1)
+        (row,) = [row for key, row in read(batch).items() if key.split("_")[1] == str(N)]
+        finish_step(batch)
+        return int(row["responses"][0])
+
+    updates = make_async(k=1, threshold=None)
+    first, second = draw(updates, 2), draw(updates, 2)
+    assert draw(make_buffer(k=1), 2) == first != second
+    again = make_async(k=1, threshold=None)
+    assert [draw(again, 2), draw(again, 2)] == [first, second]
