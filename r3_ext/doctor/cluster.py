@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from r3_ext import cluster
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, Finding, is_cpu
-from r3_ext.doctor.gpus import GPU, gpu_findings
+from r3_ext.doctor.gpus import GPU, generating_gpus, gpu_findings
 from r3_ext.doctor.machine import cores_needed, memory_findings, shared_memory_findings
 from r3_ext.doctor.storage import existing_parent
 
@@ -80,6 +80,10 @@ def nodes_findings(config: DictConfig, nodes: list[dict], is_free: bool) -> list
             f"{cores_needed(config)} CPUs each, or verl waits for ever: start more, or set both to what there is"
         )
         return [Finding(FAIL, "cluster", found, advice)]
+    total = wanted * gpus + generating_gpus(config)
+    if sum(node["resources"].get("GPU", 0) for node in nodes) < total:
+        advice = f"{wanted * gpus} train and {total - wanted * gpus} generate: start more nodes, or ask for fewer"
+        return [Finding(FAIL, "cluster", f"{found}; {total} GPUs needed", advice)]
     failed = [f"{name(node)}: {node['error']}" for node in nodes if "error" in node]
     if failed:
         return [Finding(FAIL, "cluster", "; ".join(failed), f"install the project on every node: {INSTALL}")]

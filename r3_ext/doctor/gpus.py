@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from r3_ext.cluster import ADDRESS
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
+from recipe.r3.modes import SEPARATE_ASYNC
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -87,14 +88,24 @@ def check_device(config: DictConfig) -> list[Finding]:
 def check_gpus(config: DictConfig) -> list[Finding]:
     if is_cpu(config) or os.environ.get(ADDRESS):  # the nodes of a cluster are asked themselves
         return []
-    return gpu_findings(config, list_gpus(), config.trainer.n_gpus_per_node)
+    return gpu_findings(config, list_gpus(), config.trainer.n_gpus_per_node + generating_gpus(config))
+
+
+def generating_gpus(config: DictConfig) -> int:
+    """GPUs that generate only: verl's separate mode has some beside those that train."""
+    if not config.trainer.v1.trainer_mode.endswith(SEPARATE_ASYNC):
+        return 0
+    return config.actor_rollout_ref.rollout.nnodes * config.actor_rollout_ref.rollout.n_gpus_per_node
 
 
 def gpu_findings(config: DictConfig, gpus: list[GPU], wanted: int) -> list[Finding]:
     """Number, driver and memory of GPUs, of this machine or of all nodes."""
     if len(gpus) < wanted:
         advice = "choose another profile, trainer.n_gpus_per_node=N, or the profile embedded without a GPU"
-        return [Finding(FAIL, "GPUs", f"{len(gpus)} found, trainer.n_gpus_per_node={wanted}", advice)]
+        settings = f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}"
+        if generating := generating_gpus(config):
+            settings += f" and {generating} of actor_rollout_ref.rollout.n_gpus_per_node"
+        return [Finding(FAIL, "GPUs", f"{len(gpus)} found, {settings}", advice)]
     findings = [Finding(OK, "GPUs", f"{len(gpus)} x {gpus[0].name}, {gpus[0].total:.0f} GiB, driver {gpus[0].driver}")]
     if int(gpus[0].driver.split(".")[0]) < CUDA_13_DRIVER:
         advice = f"the pinned torch is built for CUDA 13: update the driver to {CUDA_13_DRIVER} or later"

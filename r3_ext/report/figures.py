@@ -150,6 +150,9 @@ DYNAMICS = (
     Lines("Policy entropy", "nats per token", (get("actor/entropy"),)),
 )
 GROUPS = (Lines("Dead groups rescued", "share of dead groups", (RESCUED_SHARE,)),)
+WAITING = get("groups/outstanding"), get("reflection/groups/outstanding")
+IN_FLIGHT = (Lines("Groups in flight or waiting", "after a step's last batch", WAITING, ("plain", "reflection")),)
+"""Of the asynchronous modes."""
 LENGTHS = (
     Lines("Response length, training", "tokens", (LENGTH,)),
     Lines("Truncated, training", "share of responses", (TRUNCATED,)),
@@ -378,7 +381,8 @@ def _lines(*specs: Lines) -> Callable:
 
 
 def add_groups(section: Section, arms: list[Arm], by: str) -> None:
-    add_lines(section, arms, GROUPS, by)
+    is_async = any(WAITING[0](row) is not None for arm in arms for run in arm.runs for row in run.rows)
+    add_lines(section, arms, GROUPS + (IN_FLIGHT if is_async else ()), by)
     add_stacks(section, arms, "All groups", "groups per step", by, ledger, LEDGER)
 
 

@@ -2,11 +2,15 @@
 
     python -m tests.integration.crash --moments 30 --steps 40 --folder DIR       the long version
     python -m tests.integration.crash --sigterm --moments 10 --folder DIR        a preemptible cluster's warnings
+    python -m tests.integration.crash --mode separate_async --moments 5 --folder DIR
     pytest tests/integration/test_crash.py                                       five moments
 
 Both runs replay one recording of the rollouts, since vLLM is not deterministic. After every kill the history must be
 whole; after the last one every step's metrics, the final weights and the history's state at every checkpoint must be
 those of the uninterrupted run, bit for bit.
+
+With --mode the rollouts are real, and those in flight at a kill are begun anew, so no two runs are equal. What must
+hold is counted instead: in_flight.py.
 """
 
 import argparse
@@ -26,10 +30,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from r3_ext.launch import STOPPED
 from recipe.r3 import history_file
-from recipe.r3.history import decode
+from recipe.r3.history_codec import COLUMNS, decode
+from recipe.r3.modes import MODES
 from recipe.r3.resume import resume_step
 
 from .conftest import Run, assert_equal_weights, command, skip_overrides
+from .in_flight import IN_FLIGHT, account, assert_all_accounted_for
 
 EVERYTHING, CTRL_C, SIGTERM = "everything", "Ctrl-C", "SIGTERM"
 SIGNALS = {CTRL_C: signal.SIGINT, SIGTERM: signal.SIGTERM}
@@ -223,8 +229,7 @@ def check_history(path: Path) -> None:
     db = history_file.open_for_reading(str(path))
     history_file.check_content(db, str(path))
     for row in db.execute(
-        "SELECT id, query_id, variant, correct, truncated, score, length, entropy, step, checksum, tokens, log_probs "
-        "FROM samples LEFT JOIN payloads USING (id)"
+        f"SELECT id, {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id)"
     ):
         decode(row[1:], row[0], str(path))
     db.close()
@@ -296,12 +301,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sigterm", action="store_true", help="SIGTERM only, and no other checkpoint than its own")
     parser.add_argument("--patience", type=float, default=150.0, help="seconds for a run to end by itself")
+    parser.add_argument("--mode", choices=MODES[1:], help="trainer mode, with rollouts that are in flight at a kill")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     cache, overrides = args.folder / "cache", overrides_for(args.steps, args.folder / "recording")
 
     def say(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+    if args.mode:
+        plan = [(rng.choice(sorted(VICTIMS)), MOMENTS[1 + i % 3]) for i in range(args.moments)]
+        overrides = [*IN_FLIGHT, "--mode", args.mode, f"trainer.total_training_steps={args.steps}"]
+        overrides.append(f"algorithm.r3.rows_folder={args.folder / 'rows'}")
+        victim = Crash(args.folder, args.mode, cache, overrides, rng, args.patience)
+        told = survive(victim, plan, say)
+        final = victim.finish()
+        found = account(final, args.folder / "rows")
+        assert_all_accounted_for(found, args.steps)
+        say(f"{len(told)} kills survived; {found.summary()}")
+        return
 
     runs = {}
     for name in ("record", "whole"):
@@ -322,4 +340,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("COLUMNS", "120")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
     main()

@@ -293,6 +293,14 @@ class TestGPUs:
     def test_too_few(self, gpu_config, monkeypatch):
         assert levels(self.check(gpu_config, monkeypatch)) == [FAIL]
 
+    def test_gpus_that_generate_only_are_counted(self, gpu_config, monkeypatch):
+        gpu_config.trainer.v1.trainer_mode = "r3_separate_async"
+        gpu_config.actor_rollout_ref.rollout.update({"nnodes": 1, "n_gpus_per_node": 2})
+        gpu = gpus.GPU("H100", 79.6, 0.0, "580.65.06")
+        (finding,) = self.check(gpu_config, monkeypatch, gpu, gpu)
+        assert finding.level == FAIL and "2 of actor_rollout_ref.rollout.n_gpus_per_node" in finding.found
+        assert levels(self.check(gpu_config, monkeypatch, gpu, gpu, gpu))[0] == OK
+
     def test_enough_memory(self, gpu_config, model, monkeypatch):
         gpu_config.actor_rollout_ref.model.path = str(model)
         gpu = gpus.GPU("H100", 79.6, 0.0, "580.65.06")

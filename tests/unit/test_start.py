@@ -92,6 +92,31 @@ def test_a_run_that_goes_on_keeps_method_profile_options_and_overrides():
     assert start_of("--run", "a").overrides == ["trainer.total_epochs=3"], "by name, as by resume"
 
 
+@pytest.mark.parametrize(
+    ("method", "trainer"),
+    [("r3", "r3_separate_async"), ("r3_paper", "r3_separate_async"), ("dapo", "baseline_separate_async")],
+)
+def test_a_run_keeps_its_mode_with_what_its_profile_needs_for_it(method, trainer):
+    folder = begin("--method", method, "--mode", "separate_async", "--run", "a")
+    assert folder.parent.name == f"{method}_separate_async_embedded"
+    config = compose_config(start_of("--run", "a").compose([]))
+    assert config.trainer.v1.trainer_mode == trainer
+    assert (config.actor_rollout_ref.rollout.checkpoint_engine.backend, config.ray_kwargs.ray_init.num_gpus) == ("ray", 2)
+    other = start_of("--run", "a", "--mode", "colocate_async")
+    with pytest.raises(ValueError, match="--mode"):
+        compare(other)
+
+
+def test_a_run_from_before_there_were_modes_is_synchronous():
+    folder = begin("--run", "a")
+    file = folder / "starts.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    del lines[0]["arguments"]["options"]["mode"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    start = start_of("--run", "a")
+    assert start.mode == "sync" and compare(start) == {}
+
+
 def test_nothing_given_changes_nothing():
     begin("--run", "a", "algorithm.r3.replay.k=4")
     assert compare(start_of("a", resume=True)) == {}
