@@ -31,6 +31,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -330,6 +331,8 @@ def become(request: Request, fds: list[int], changed: dict[str, str], client: in
     _place(fds, request.fds)
     set_environment(request.env | changed)
     os.chdir(request.cwd)
+    # The server's answer to a question that depends on TMPDIR; a run's is another folder, which goes with the run.
+    tempfile.tempdir = None
     import numpy
     import torch
 

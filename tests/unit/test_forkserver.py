@@ -56,6 +56,12 @@ def test_a_fork_does_what_a_new_interpreter_does(folder, tmp_path, arguments):
     assert fork.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:]
 
 
+def test_a_fork_has_its_temporary_files_where_it_is_told(folder, tmp_path):
+    env = {**forkserver.environment(), "TMPDIR": str(tmp_path)}
+    asked = "-c", "import tempfile; print(tempfile.gettempdir())"
+    assert run(folder / forkserver.EXECUTABLE, *asked, env=env).stdout.strip() == str(tmp_path)
+
+
 def test_a_fork_has_the_libraries_and_neither_ray_nor_verl_nor_the_servers_files(folder):
     loaded = "[m in sys.modules for m in ('torch', 'vllm', 'ray', 'verl')]"
     code = f"import os, sys; print({loaded}, len(os.listdir('/proc/self/fd')))"
