@@ -101,7 +101,8 @@ def test_a_run_keeps_its_mode_with_what_its_profile_needs_for_it(method, trainer
     assert folder.parent.name == f"{method}_separate_async_embedded"
     config = compose_config(start_of("--run", "a").compose([]))
     assert config.trainer.v1.trainer_mode == trainer
-    assert (config.actor_rollout_ref.rollout.checkpoint_engine.backend, config.ray_kwargs.ray_init.num_gpus) == ("ray", 2)
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    assert (engine.backend, config.ray_kwargs.ray_init.num_gpus) == ("ray", 2)
     other = start_of("--run", "a", "--mode", "colocate_async")
     with pytest.raises(ValueError, match="--mode"):
         compare(other)
