@@ -1,8 +1,14 @@
 """All mechanisms off is verl's GRPO, bit for bit, through the real trainer on one recording of the rollouts."""
 
+import shutil
+from collections import defaultdict
+
 import pytest
+import torch
+from verl.utils import tensordict_utils as tu
 
 from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
+from recipe.r3.replay_buffer import rows_of
 
 from .conftest import STEPS, Run, assert_equal_weights, skip_overrides
 
@@ -29,11 +35,35 @@ def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, record
     assert_equal_training(grpo, off)
 
 
+@pytest.fixture
+def one_group(recording, tmp_path):
+    """The recording with one mixed group a step, for each of two local updates.
+
+    verl takes the groups of a local update in the order of their random uids: only if all are alike do two runs get the
+    same ones.
+    """
+    for file in sorted(recording.rglob("tq_batch.pt")):
+        payload = torch.load(file, weights_only=False)
+        groups = defaultdict(list)
+        for position, key in enumerate(payload["keys"]):
+            groups[key.split("_")[0]].append(position)
+        scores = [float(row["rm_scores"].sum()) for row in rows_of(payload["tensordict"].select("rm_scores"))]
+        mixed = next(rows for rows in groups.values() if len({scores[row] for row in rows}) > 1)
+        payload["tensordict"] = tu.index_select_tensor_dict(payload["tensordict"], mixed)
+        for name in ("keys", "tags"):
+            payload[name] = [payload[name][row] for row in mixed]
+        for update in ("0", "1"):
+            folder = tmp_path / file.parent.parent.relative_to(recording) / update
+            shutil.copytree(file.parent, folder)
+            torch.save(payload, folder / file.name)
+    return tmp_path
+
+
 @pytest.mark.parametrize("mode", [COLOCATE_ASYNC, SEPARATE_ASYNC])
-def test_everything_off_gives_those_of_stock_grpo_in_the_asynchronous_modes(train, tmp_path, mode):
-    """Bit for bit, as far as the trainer goes: verl fetches nothing ahead while it records, so that a batch is what was
-    submitted for it, and the second run has the first one's."""
-    settings = ["--mode", mode, f"trainer.save_freq={STEPS}", *skip_overrides(tmp_path / "recording")]
+def test_everything_off_gives_those_of_stock_grpo_in_the_asynchronous_modes(train, request, mode):
+    """On a recording verl fetches nothing ahead: a batch is what was submitted for it."""
+    rollouts = request.getfixturevalue({COLOCATE_ASYNC: "recording", SEPARATE_ASYNC: "one_group"}[mode])
+    settings = ["--mode", mode, f"trainer.save_freq={STEPS}", *skip_overrides(rollouts)]
     grpo = train("grpo", f"grpo_{mode}", *settings, f"trainer.v1.trainer_mode={mode}")
     off = train("r3", f"off_{mode}", *settings, *OFF)
     assert_equal_training(grpo, off)

@@ -27,6 +27,7 @@ from recipe.r3.reflection import (
     build_reflection_messages,
     shorten,
 )
+from recipe.r3.replay_buffer import is_reflection
 
 TEMPLATE = "Q: {question}\nA: {attempt}\nTry again."
 CHAT_TEMPLATE = (
@@ -493,3 +494,18 @@ def test_the_worker_refuses_a_prompt_over_budget_instead_of_cutting_the_question
     answer(tokenizer, user("1+1?"), prompt_length=size, chat_kwargs={})
     with pytest.raises(AssertionError, match=f"reflection prompt of {size} tokens is over budget"):
         answer(tokenizer, user("1+1?"), prompt_length=size - 1, chat_kwargs={})
+
+
+def test_every_prompt_names_its_worker_so_that_reissued_ones_have_the_column_in_common(tokenizer, history):
+    remember(tokenizer, history, "hard", wrong=4)
+    planner = make_planner(tokenizer, history)
+    batch = make_batch(tokenizer, ["easy", "hard"])
+    planner.name_agents(batch)
+    assert [row["agent_name"] for row in worker_rows(batch)] == ["single_turn_agent", "single_turn_agent"]
+    own = make_batch(tokenizer, ["easy"], agent_name="tool_agent")
+    planner.name_agents(own)
+    assert [row["agent_name"] for row in worker_rows(own)] == ["tool_agent"]
+    augmented, _ = planner.augment(batch, 1)
+    reflections = [row for row in worker_rows(augmented) if row["agent_name"] == AGENT_NAME]
+    assert reflections and all(is_reflection(row["uid"]) for row in reflections)
+    assert not any(is_reflection(row["uid"]) for row in worker_rows(batch))

@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.r3 import replay_buffer
-from recipe.r3.baseline import count_discarded
+from recipe.r3.baseline import MeasuredMixin, count_discarded
 from recipe.r3.core_algos import REPLAY_MARK, compute_r3_advantage
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample
 from recipe.r3.metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
@@ -942,3 +942,30 @@ def test_the_batches_of_one_step_draw_by_different_numbers_and_the_first_as_ever
     assert draw(make_buffer(k=1), 2) == first != second
     again = make_async(k=1, threshold=None)
     assert [draw(again, 2), draw(again, 2)] == [first, second]
+
+
+class Loads:
+    """verl's part of a resume, done already: the queue is as it was saved."""
+
+    def _load_checkpoint(self) -> None:
+        self._restored_tq_prompt_count = len(tq.kv_list("train")["train"])
+
+
+class Resumed(MeasuredMixin, Loads):
+    MODE = "colocate_async"
+
+    def __init__(self):
+        pass
+
+
+def test_a_resume_drops_the_rows_of_the_step_that_was_saved_and_counts_plain_prompts(make_async):
+    trained = write_group("trained", ("right", "wrong", "cut"), 3)
+    tq.kv_clear(keys=[trained], partition_id="train")  # as when its batch was sampled
+    kept = {write_group("done", ("right", "wrong"), 3), write_group("running", ("wrong",), 3, status="running")}
+    kept.add(reflect("hard", 3))
+    trainer = Resumed()
+    trainer._load_checkpoint()
+    keys = set(tq.kv_list("train")["train"])
+    assert {key for key in keys if "_" not in key} == kept and set(map(group_of, keys)) == kept
+    assert len(keys) == 3 + 2 + 1 + N
+    assert trainer._restored_tq_prompt_count == 2, "verl fetches as many prompts ahead as are missing"

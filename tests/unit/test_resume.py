@@ -78,3 +78,18 @@ def test_a_checkpoint_of_another_folder_leaves_the_tracker_alone(tmp_path):
     elsewhere = save(tmp_path / "other", 3)
     assert resume_step(trainer(tmp_path / "mine", "resume_path", str(elsewhere))) == 3
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("name", ["r3_colocate_async", "baseline_separate_async", "colocate_async"])
+def test_without_what_is_in_flight_there_is_nothing_to_go_on_from_in_an_asynchronous_mode(tmp_path, name):
+    """verl writes data.pt, then the queue, then the tracker: the first checkpoint of a run, cut short in between."""
+    asynchronous = trainer(tmp_path)
+    asynchronous.v1 = {"trainer_mode": name}
+    queue = save(tmp_path, 5) / "transfer_queue"
+    queue.with_suffix(".tmp").mkdir()
+    assert resume_step(asynchronous) == -1
+    queue.with_suffix(".tmp").rename(queue)
+    assert resume_step(asynchronous) == 5
+    asynchronous.merge_with({"resume_mode": "resume_path", "resume_from_path": str(save(tmp_path, 6))})
+    with pytest.raises(ValueError, match="transfer_queue and data.pt and actor"):
+        resume_step(asynchronous)
