@@ -358,7 +358,7 @@ class History:
         variants: tuple[str, ...] = (PLAIN,),
         selection: str = "uniform",
         max_length: int | None = None,
-        min_version: int | None = None,
+        min_version: int = -1,
         max_replays: int | None = None,
         replays: Counter | None = None,
         near_length: float = 0.0,
@@ -385,12 +385,7 @@ class History:
                 f"SELECT id, length, step, entropy, {'0' if max_replays is None else times} "
                 f"FROM samples WHERE query_id = ? AND {where} AND evicted IS NULL AND length <= ? AND version >= ? "
                 "ORDER BY id",
-                (
-                    query_id,
-                    *values,
-                    1 << 62 if max_length is None else max_length,
-                    -(1 << 62) if min_version is None else min_version,
-                ),
+                (query_id, *values, max_length if max_length is not None else 1 << 62, min_version),
             ).fetchall()
             if max_replays is not None:
                 rows = [row for row in rows if row[4] + (replays or {}).get(row[0], 0) < max_replays]

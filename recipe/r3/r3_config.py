@@ -318,33 +318,6 @@ def validate_r3_config(config: DictConfig) -> R3Config:
     return r3
 
 
-def _separate(config: DictConfig) -> list[tuple[str, bool, str]]:
-    """What verl's separate mode asserts without saying what to do."""
-    if not config.trainer.v1.trainer_mode.endswith(SEPARATE_ASYNC):
-        return []
-    rollout, prompts = config.actor_rollout_ref.rollout, config.data.train_batch_size
-    updates = config.trainer.v1.separate_async.parameter_sync_step
-    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    return [
-        (
-            "trainer.v1.separate_async.parameter_sync_step",
-            updates * mini_batch == prompts,
-            f"{updates} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch} must be "
-            f"data.train_batch_size={prompts}: that many optimizer steps are taken between two weight syncs",
-        ),
-        (
-            "actor_rollout_ref.rollout.nnodes",
-            rollout.nnodes > 0 and rollout.n_gpus_per_node > 0,
-            f"{rollout.nnodes} nodes of n_gpus_per_node={rollout.n_gpus_per_node} GPUs: generation needs its own",
-        ),
-        (
-            "actor_rollout_ref.rollout.checkpoint_engine.backend",
-            rollout.checkpoint_engine.backend != "naive",
-            "naive hands weights over within a process, and generation has its own processes; use nccl",
-        ),
-    ]
-
-
 def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str]]:
     """(key, holds, message) of every rule that spans several keys."""
     algorithm, rollout, data = config.algorithm, config.actor_rollout_ref.rollout, config.data
@@ -354,6 +327,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
     budget = r3.reflection.budget(data.max_prompt_length)
     max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     reflection, mode = r3.reflection.enable, config.trainer.v1.trainer_mode
+    separate, updates = mode.endswith(SEPARATE_ASYNC), config.trainer.v1.separate_async.parameter_sync_step
     return [
         (
             "algorithm.adv_estimator",
@@ -394,7 +368,22 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             f"{r3.rollout_deadline_s} s with trainer.v1.trainer_mode={mode}: no batch waits for a straggler there; set "
             "it to null",
         ),
-        *_separate(config),
+        (
+            "trainer.v1.separate_async.parameter_sync_step",
+            not separate or updates * mini_batch == data.train_batch_size,
+            f"{updates} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch} must be "
+            f"data.train_batch_size={data.train_batch_size}: so many optimizer steps lie between two weight syncs",
+        ),
+        (
+            "actor_rollout_ref.rollout.nnodes",
+            not separate or (rollout.nnodes > 0 and rollout.n_gpus_per_node > 0),
+            f"{rollout.nnodes} nodes of n_gpus_per_node={rollout.n_gpus_per_node}: generation needs GPUs of its own",
+        ),
+        (
+            "actor_rollout_ref.rollout.checkpoint_engine.backend",
+            not separate or rollout.checkpoint_engine.backend != "naive",
+            "naive hands weights over within a process, and generation has its own processes; use nccl",
+        ),
         (
             "reward.reward_model.enable",
             not OmegaConf.select(config, "reward.reward_model.enable"),

@@ -44,6 +44,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from .core_algos import REPLAY_MARK
 from .history import PLAIN, REFLECTION, History, Sample
+from .modes import SYNC
 from .r3_config import ReplayConfig
 from .straggler import ABORTED
 
@@ -153,7 +154,7 @@ class CrossContextReplayMixin:
         return {}
 
     def _leaving(self) -> tuple[list[Sample], list[tuple[str, str]]]:
-        """What `_samples` says of groups that left the queue without having been sampled."""
+        """What `_describe` says of groups that left the queue without having been sampled."""
         return [], []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
@@ -263,7 +264,7 @@ class CrossContextReplayMixin:
 
     def _draw(self, batch: KVBatchMeta, step: int) -> list[Replay]:
         """Opposing samples for every dead group and, where members were aborted, samples in their place."""
-        rng = random.Random("/".join([f"{self.seed}/replay/{step}", *([str(self._batch)] if self._batch else [])]))
+        rng = random.Random(f"{self.seed}/replay/{step}" + (f"/{self._batch}" if self._batch else ""))
         replays, drawn = [], Counter()
         # Ordered by query id: uids are random, and drawing in their order would make equal runs differ.
         for positions in sorted(groups_of(batch).values(), key=lambda positions: _order(batch.tags[positions[0]])):
@@ -301,7 +302,7 @@ class CrossContextReplayMixin:
             variants=variants,
             selection=replay.selection,
             max_length=self.max_response_length,
-            min_version=None if replay.max_age is None else step - 1 - replay.max_age,
+            min_version=-1 if replay.max_age is None else step - 1 - replay.max_age,
             max_replays=replay.max_replays,
             replays=drawn,
             near_length=sum(tag["response_len"] for tag in tags) / len(tags),
@@ -415,3 +416,11 @@ def _reward_info(extra_fields: dict) -> dict:
 
 class R3ReplayBuffer(CrossContextReplayMixin, ReplayBuffer):
     """verl's synchronous data collector with cross-context replay (`trainer.v1.sampler.custom_sampler`)."""
+
+    def __init__(self, trainer_mode: str, *args, **kwargs):
+        if trainer_mode != SYNC:
+            raise ValueError(
+                f"trainer.v1.trainer_mode={trainer_mode} with {type(self).__name__}: take r3_{trainer_mode}, "
+                "or leave trainer.v1.sampler.custom_sampler out for verl's own modes"
+            )
+        super().__init__(trainer_mode, *args, **kwargs)

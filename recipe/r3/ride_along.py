@@ -19,17 +19,11 @@ prompt that is too old (`max_off_policy_strategy=wait`). So as many groups leave
 evicts (too old, or a rollout failed) leave their answers in the history.
 """
 
-from collections import Counter
-
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from .history import Sample
 from .replay_buffer import CrossContextReplayMixin, group_of, is_reflection
-
-Reasons = tuple[set[str], set[str], set[str], Counter]
-"""verl's, for evicting a group: uids of stale groups, of those without signal, of failed ones; a count of the second's
-rewards."""
 
 
 class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
@@ -56,7 +50,7 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
     def _groups_wanted(self, prompts: int) -> int:
         return prompts
 
-    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Reasons) -> set[str]:
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
         uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
         return {uid for uid in uids if not is_reflection(uid)}
 
@@ -71,9 +65,9 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         return uids, rows, steps
 
     def _evict_terminal_groups(
-        self, global_steps: int, partition_id: str, eviction_reasons: Reasons
+        self, global_steps: int, partition_id: str, eviction_reasons: tuple
     ) -> tuple[set[str], int, int, dict]:
-        leaving = set().union(*eviction_reasons[:3])
+        leaving = set().union(*eviction_reasons[:3])  # too old, without signal, failed
         if rows := {key: tag for key, tag in self.partitions[partition_id].items() if group_of(key) in leaving}:
             batch = KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=list(rows.values()))
             _, samples, unfinished = self._describe(batch, global_steps)

@@ -36,13 +36,21 @@ def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, record
 
 
 @pytest.fixture
-def one_group(recording, tmp_path):
-    """The recording with one mixed group a step, for each of two local updates.
+def asynchronous_recording(recording, tmp_path):
+    """The recording where the asynchronous modes look for it: verl fetches single prompts there."""
+    (folder,) = recording.glob("*/GBS16_*")
+    shutil.copytree(folder, tmp_path / folder.parent.name / folder.name.replace("GBS16", "GBS1"))
+    return tmp_path
+
+
+@pytest.fixture
+def one_group(asynchronous_recording):
+    """The same with one mixed group a step, for each of two local updates.
 
     verl takes the groups of a local update in the order of their random uids: only if all are alike do two runs get the
     same ones.
     """
-    for file in sorted(recording.rglob("tq_batch.pt")):
+    for file in sorted(asynchronous_recording.rglob("tq_batch.pt")):
         payload = torch.load(file, weights_only=False)
         groups = defaultdict(list)
         for position, key in enumerate(payload["keys"]):
@@ -52,17 +60,15 @@ def one_group(recording, tmp_path):
         payload["tensordict"] = tu.index_select_tensor_dict(payload["tensordict"], mixed)
         for name in ("keys", "tags"):
             payload[name] = [payload[name][row] for row in mixed]
-        for update in ("0", "1"):
-            folder = tmp_path / file.parent.parent.relative_to(recording) / update
-            shutil.copytree(file.parent, folder)
-            torch.save(payload, folder / file.name)
-    return tmp_path
+        torch.save(payload, file)
+        shutil.copytree(file.parent, file.parent.with_name("1"))
+    return asynchronous_recording
 
 
 @pytest.mark.parametrize("mode", [COLOCATE_ASYNC, SEPARATE_ASYNC])
 def test_everything_off_gives_those_of_stock_grpo_in_the_asynchronous_modes(train, request, mode):
     """On a recording verl fetches nothing ahead: a batch is what was submitted for it."""
-    rollouts = request.getfixturevalue({COLOCATE_ASYNC: "recording", SEPARATE_ASYNC: "one_group"}[mode])
+    rollouts = request.getfixturevalue({COLOCATE_ASYNC: "asynchronous_recording", SEPARATE_ASYNC: "one_group"}[mode])
     settings = ["--mode", mode, f"trainer.save_freq={STEPS}", *skip_overrides(rollouts)]
     grpo = train("grpo", f"grpo_{mode}", *settings, f"trainer.v1.trainer_mode={mode}")
     off = train("r3", f"off_{mode}", *settings, *OFF)
