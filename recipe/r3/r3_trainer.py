@@ -219,7 +219,8 @@ class R3Mixin(MeasuredMixin):
         if num_prompts is None:  # else they are fetched ahead, or in place of others
             prompts = len(batch)
             batch, self._reflection_metrics = self.planner.augment(batch, self.global_steps)
-            self.replay_buffer.reflection_groups = len(batch) - prompts
+            if self.MODE == SYNC:  # elsewhere no batch waits for them
+                self.replay_buffer.reflection_groups = len(batch) - prompts
         return batch
 
     def prepare_step(self) -> dict:

@@ -141,21 +141,15 @@ class CrossContextReplayMixin:
         self.decode = decode
         self.reflection_cap = reflection_cap
         self.reflection_groups = 0
+        # What `_describe` says of groups that left the queue without having been sampled.
+        self._left: tuple[list[Sample], list[tuple[str, str]]] = [], []
         self._began = self._last_progress = time.monotonic()
         self._last_counts = None
         self._step, self._batch = None, 0
 
-    def _groups_wanted(self, prompts: int) -> int:
-        """Groups of a batch of `prompts` plain ones: reflection groups are in flight beside them and are waited for."""
-        return prompts + self.reflection_groups
-
     def step_metrics(self) -> dict[str, int]:
         """Of the training step whose batches were all sampled."""
         return {}
-
-    def _leaving(self) -> tuple[list[Sample], list[tuple[str, str]]]:
-        """What `_describe` says of groups that left the queue without having been sampled."""
-        return [], []
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """verl's `sample`, then replay. Validation passes through untouched."""
@@ -164,7 +158,8 @@ class CrossContextReplayMixin:
         if partition_id != "train":
             return super().sample(global_steps, partition_id, batch_size)
         self._step, self._batch = global_steps, self._batch + 1 if self._step == global_steps else 0
-        batch, metrics = super().sample(global_steps, partition_id, self._groups_wanted(batch_size))
+        # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
+        batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
         rows, tokens = len(batch), sum(tag["response_len"] for tag in batch.tags)
         batch, samples, unfinished = self._describe(batch, global_steps)
         if self.rollout_deadline_s is not None:
@@ -181,8 +176,8 @@ class CrossContextReplayMixin:
         if replays:
             batch = self._append(batch, replays, global_steps)
         drawn = [(sample, batch.tags[r.positions[0]]["variant"]) for r in replays for sample in r.samples]
-        others, others_unfinished = self._leaving()
-        self.history.add(samples + others, global_steps, drawn, unfinished + others_unfinished)
+        (left, left_unfinished), self._left = self._left, ([], [])
+        self.history.add(samples + left, global_steps, drawn, unfinished + left_unfinished)
         return batch, metrics
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:

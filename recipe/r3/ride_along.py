@@ -22,7 +22,6 @@ evicts (too old, or a rollout failed) leave their answers in the history.
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from .history import Sample
 from .replay_buffer import CrossContextReplayMixin, group_of, is_reflection
 
 
@@ -31,7 +30,6 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
 
     def attach(self, *args, **kwargs) -> None:
         super().attach(*args, **kwargs)
-        self._left: tuple[list[Sample], list[tuple[str, str]]] = [], []
         self._evicted = {"groups": 0, "reflection/groups": 0}
         self._sampled: set[str] = set()
 
@@ -46,9 +44,6 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
             "groups/outstanding": len(outstanding) - reflections,
             "reflection/groups/outstanding": reflections,
         }
-
-    def _groups_wanted(self, prompts: int) -> int:
-        return prompts
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
         uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
@@ -77,7 +72,3 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         self._evicted["groups"] += len(plain)
         self._evicted["reflection/groups"] += len(evicted) - len(plain)
         return plain, *counts  # verl submits as many prompts again
-
-    def _leaving(self) -> tuple[list[Sample], list[tuple[str, str]]]:
-        left, self._left = self._left, ([], [])
-        return left

@@ -18,6 +18,8 @@ from recipe.r3.replay_buffer import is_reflection
 
 from .conftest import Run
 
+PROMPTS, REFLECTIONS = 16, 4
+"""Of a step on the profile embedded; at most, of the second."""
 PROBLEMS = 41
 """A prime: whatever number of batches of 16 was lost, the position of the data shows it."""
 # Checkpoints that leave steps to be lost, and reflection from the first failure on.
@@ -75,6 +77,11 @@ def assert_all_accounted_for(found: Account, steps: int) -> None:
     assert max(seen.values()) == 1, "no group trains in two steps"
     assert any(map(is_reflection, seen)), "there were reflection groups to account for"
     told = {row["step"]: row for row in found.rows}
+    for step, row in told.items():
+        assert row["groups/total"] == PROMPTS, f"step {step}: a batch has its number of plain groups"
+        assert row["groups/outstanding"] == PROMPTS, f"step {step}: one batch is ahead, as configured"
+        assert row["reflection/groups/outstanding"] <= 2 * REFLECTIONS, f"step {step}: no backlog"
+        assert row["fresh/rows"] + row["reflection/rows"] == sum(found.received[step].values())
     for step, groups in found.received.items():
         if any(told.get(step, {}).get(f"{kind}/evicted", 0) for kind in ("groups", "reflection/groups")):
             continue  # their rows are stored, and were not trained

@@ -6,8 +6,10 @@ import shutil
 import pytest
 
 from r3_ext.run_folder import read_starts
+from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
 
 from .crash import EVERYTHING, SIGTERM, Crash, assert_equal_runs, overrides_for, survive
+from .in_flight import IN_FLIGHT, account, assert_all_accounted_for
 
 pytestmark = pytest.mark.integration
 STEPS = 10
@@ -50,6 +52,24 @@ def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one
     # The recording holds what the claim is about.
     assert sum(row["replay/rows"] for row in whole.rows) > 0
     assert sum(row["reflection/prompts"] for row in whole.rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "victim", "moment"),
+    [(COLOCATE_ASYNC, EVERYTHING, "rollout or training"), (SEPARATE_ASYNC, "vLLM server", "checkpoint")],
+)
+def test_prompts_in_flight_are_neither_lost_nor_trained_twice(cache, tmp_path, mode, victim, moment):
+    steps = 8
+    settings = ["--mode", mode, f"trainer.total_training_steps={steps}"]
+    settings.append(f"algorithm.r3.rows_folder={tmp_path / 'rows'}")
+    run = Crash(tmp_path, "in_flight", cache, [*IN_FLIGHT, *settings], random.Random(0), patience=120)
+    # The second start goes on from a checkpoint.
+    told = survive(run, [(victim, "checkpoint"), (victim, moment)], print)
+    assert len(told) == 2 and not run.overdue, told
+    finished = run.finish()
+    assert_all_accounted_for(account(finished, tmp_path / "rows"), steps)
+    for name in ("replay/rows", "reflection/prompts", "groups/rescued_by_replay"):
+        assert sum(row[name] for row in finished.rows) > 0, f"{name}: nothing to lose"
 
 
 def test_an_older_checkpoint_resumes_exactly_after_training_went_past_it(train, whole, r3_recording):
