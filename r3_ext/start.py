@@ -19,9 +19,10 @@ from r3_ext.metrics_file import split
 from r3_ext.prepare import EMBEDDED
 from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, missing, read_starts
 from r3_ext.summary import CUT
-from recipe.r3.modes import SYNC, trainer_name
+from recipe.r3.modes import SYNC, mode_of, trainer_name
 
 FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
+TRAINER = "trainer.v1.trainer_mode"
 NEW = "leave it out, give --change to go on as another run, or start a new one with another --run"
 
 
@@ -122,6 +123,12 @@ class Start:
         if found and found != self.shown:
             say("\n".join(["differs from the last start:", *changing.lines(found)]))
             self.shown = found
+        modes = [mode_of(str(values.get(TRAINER))) for values in (old, resolved(config))]
+        if modes[0] != modes[1]:
+            raise ValueError(
+                f"{self.name} trains in the mode {modes[0]}, and what is in flight there has no place in {modes[1]}: "
+                "leave --mode out, or start a new run under another --run (r3 history import takes the history along)"
+            )
         if (binding := changing.bound(found)) and not self.change:
             raise ValueError(f"{self.name} was started with other settings: {', '.join(list(binding)[:3])}; {NEW}")
         return found

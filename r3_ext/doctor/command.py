@@ -34,6 +34,7 @@ from r3_ext.doctor.machine import (
     check_shared_memory,
 )
 from r3_ext.doctor.model_files import check_model, check_tokenizer
+from r3_ext.doctor.modes import check_mode
 from r3_ext.doctor.network import check_network
 from r3_ext.doctor.prompts import check_prompts
 from r3_ext.doctor.settings import check_config, check_values
@@ -63,6 +64,7 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_gpus,
     check_attention,
     check_log_probs,
+    check_mode,
     check_config,
     check_output,
     check_disk,

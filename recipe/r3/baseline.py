@@ -14,10 +14,14 @@
 """What a fair comparison needs and verl does not log, for R^3 and for verl's own trainer alike.
 
 `MeasuredMixin` adds to a trainer of any mode: unbiased validation figures (`val/`), and every token that was
-generated for training (`generated/tokens`), those of groups that dynamic sampling threw away included. A run that is
+generated for training (`generated/tokens`, once its group is done with), those of groups that dynamic sampling threw
+away included. A run that is
 asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trainer with this and a watch over its
 workers: `trainer.v1.trainer_mode=baseline`; `baseline_colocate_async` and `baseline_separate_async` are the others.
 """
+
+import shutil
+from pathlib import Path
 
 import transfer_queue as tq
 from omegaconf import DictConfig
@@ -64,6 +68,13 @@ class MeasuredMixin(StoppableMixin):
             tq.kv_clear(keys=orphans, partition_id="train")
         # verl fetches fewer prompts ahead by as many as were restored; reflection prompts do not stand for others.
         self._restored_tq_prompt_count = sum(not is_reflection(uid) for uid in prompts)
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        # Of a checkpoint that it no longer keeps, verl deletes the weights only.
+        for queue in Path(self.config.trainer.default_local_dir).glob("global_step_*/transfer_queue"):
+            if not (queue.parent / "actor").is_dir():
+                shutil.rmtree(queue)
 
     def _val_metrics_update(
         self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None

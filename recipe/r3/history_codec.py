@@ -59,9 +59,9 @@ class Sample:
     id: int | None = None
     """Its row in the file, once drawn."""
     version: int | None = None
-    """The training step whose weights began it; None: those that were current, of step - 1."""
+    """The training step whose weights were current when it was first taken up; None: those of step - 1."""
     versions: int = 1
-    """How many steps' weights wrote it: more than one where rollouts go on over weight syncs."""
+    """Weight versions from then to its end: more than one where rollouts go on over weight syncs."""
 
     def age(self, step: int) -> int:
         """By how many training steps older its weights are than those that are current in `step`."""

@@ -49,8 +49,8 @@ CREATE TABLE samples (
     length INTEGER NOT NULL,        -- response tokens
     entropy REAL,                   -- mean of -log_prob over the tokens; NULL if not recorded
     step INTEGER NOT NULL,          -- training step that it joined, 0 for imported ones
-    version INTEGER NOT NULL,       -- training step whose weights began it: step - 1 unless rollouts run ahead
-    versions INTEGER NOT NULL,      -- steps whose weights wrote it: over 1 where rollouts go on over weight syncs
+    version INTEGER NOT NULL,       -- training step whose weights were current when it was taken up, mostly step - 1
+    versions INTEGER NOT NULL,      -- weights from then to its end: over 1 where rollouts go on over weight syncs
     evicted INTEGER,                -- training step that evicted it, NULL while it can be drawn
     abandoned INTEGER NOT NULL,     -- 1: written after a checkpoint that training went back to
     bytes INTEGER NOT NULL,         -- of its payload

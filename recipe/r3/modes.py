@@ -18,12 +18,7 @@ MODES = (SYNC, COLOCATE_ASYNC, SEPARATE_ASYNC)
 
 
 def trainer_name(family: str, mode: str) -> str:
-    """("r3", "sync"): r3. ("baseline", "colocate_async"): baseline_colocate_async.
-
-    Args:
-        family: `r3`, or `baseline` for verl's own trainers with R^3's measurements.
-        mode: verl's name.
-    """
+    """r3 and colocate_async: r3_colocate_async. Family `baseline`: verl's own trainers with R^3's measurements."""
     return family if mode == SYNC else f"{family}_{mode}"
 
 
@@ -32,6 +27,10 @@ BASELINE_TRAINERS = {trainer_name("baseline", mode): mode for mode in MODES}
 """verl's mode of each name."""
 
 
+def mode_of(trainer_mode: str) -> str:
+    """verl's mode, of one of these names or of verl's own."""
+    return next((mode for mode in (COLOCATE_ASYNC, SEPARATE_ASYNC) if trainer_mode.endswith(mode)), SYNC)
+
+
 def is_async(trainer_mode: str) -> bool:
-    """Of one of these names, or of verl's own."""
-    return trainer_mode.endswith("_async")
+    return mode_of(trainer_mode) != SYNC

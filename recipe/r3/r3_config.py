@@ -142,7 +142,7 @@ class ReflectionConfig(BaseConfig):
     min_attempts: int = 4
     """[U] Attempts needed before a query can be called hard."""
     max_fraction: float = 0.25
-    """[U] Cap on reflection prompts per step, as a share of data.train_batch_size, in (0, 1]."""
+    """[U] Cap on reflection prompts asked per step, as a share of data.train_batch_size, in (0, 1]."""
     max_prompt_tokens: int | None = None
     """[U] Token budget of a reflection prompt. None: data.max_prompt_length, which is also the upper bound."""
     cut: str = "middle"
@@ -245,7 +245,7 @@ class R3Config(BaseConfig):
     """End the run when the rollout servers have not taken new weights after this many seconds. verl waits for ever."""
     rows_folder: str | None = None
     """Folder where each rank writes which rows every optimizer step of it received, with their advantages:
-    step_<n>/rank_<r>.jsonl, a line per optimizer step. None: nowhere."""
+    step_<n>/rank_<r>.jsonl (step_<n>_<part> of the separate mode), a line per optimizer step. None: nowhere."""
 
     def __post_init__(self):
         require(_is_count(self.seed, 0), "seed", "be a whole number >= 0", self.seed)
@@ -327,7 +327,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
     budget = r3.reflection.budget(data.max_prompt_length)
     max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     reflection, mode = r3.reflection.enable, config.trainer.v1.trainer_mode
-    separate, updates = mode.endswith(SEPARATE_ASYNC), config.trainer.v1.separate_async.parameter_sync_step
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
     return [
         (
             "algorithm.adv_estimator",
@@ -369,20 +369,10 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "it to null",
         ),
         (
-            "trainer.v1.separate_async.parameter_sync_step",
-            not separate or updates * mini_batch == data.train_batch_size,
-            f"{updates} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch} must be "
-            f"data.train_batch_size={data.train_batch_size}: so many optimizer steps lie between two weight syncs",
-        ),
-        (
-            "actor_rollout_ref.rollout.nnodes",
-            not separate or (rollout.nnodes > 0 and rollout.n_gpus_per_node > 0),
-            f"{rollout.nnodes} nodes of n_gpus_per_node={rollout.n_gpus_per_node}: generation needs GPUs of its own",
-        ),
-        (
-            "actor_rollout_ref.rollout.checkpoint_engine.backend",
-            not separate or rollout.checkpoint_engine.backend != "naive",
-            "naive hands weights over within a process, and generation has its own processes; use nccl",
+            "actor_rollout_ref.actor.fsdp_config",
+            not (mode.endswith(SEPARATE_ASYNC) and (fsdp.offload_policy or fsdp.param_offload)),
+            f"offload_policy={fsdp.offload_policy}, param_offload={fsdp.param_offload} with {mode}: verl keeps a "
+            "step's first policy by a copy to the CPU, which is none of what is there already; set both to False",
         ),
         (
             "reward.reward_model.enable",

@@ -58,15 +58,7 @@ from .off_policy import off_policy_metrics
 from .query_ids import check_query_ids, make_query_id
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
-from .replay_buffer import (
-    CrossContextReplayMixin,
-    R3ReplayBuffer,
-    dead_outcome,
-    groups_of,
-    is_fresh,
-    plain_keys,
-    rows_of,
-)
+from .replay_buffer import R3ReplayBuffer, dead_outcome, groups_of, is_fresh, plain_keys, rows_of
 from .resume import resume_step
 from .ride_along import R3ReplayBufferAsync
 from .safe_loading import without_unpickling
@@ -76,12 +68,14 @@ from .workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker, R3Detac
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+OWN = {"path": "pkg://recipe.r3.replay_buffer", "name": "R3ReplayBuffer"}
+"""The custom sampler of r3_trainer.yaml: the recipe's."""
 
 
 class R3Mixin(MeasuredMixin):
     """Replay, reflection and ranking rewards on a trainer of verl's; all three off is verl's GRPO."""
 
-    BUFFER: type[CrossContextReplayMixin] = R3ReplayBufferAsync
+    BUFFER = R3ReplayBufferAsync
     WORKER = R3ActorRolloutRefWorker
 
     def __init__(self, config: DictConfig):
@@ -95,14 +89,14 @@ class R3Mixin(MeasuredMixin):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> ReplayBuffer:
-        sampler = self.config.trainer.v1.sampler.custom_sampler
-        if sampler.name == R3ReplayBuffer.__name__:  # the default: the recipe's own, of the mode
-            sampler.path, sampler.name = f"pkg://{self.BUFFER.__module__}", self.BUFFER.__name__
+        sampler = self.config.trainer.v1.sampler
+        if sampler.custom_sampler == OWN:  # the default, of whichever mode
+            sampler.custom_sampler = {"path": f"pkg://{self.BUFFER.__module__}", "name": self.BUFFER.__name__}
         buffer = super()._build_replay_buffer()
-        if not isinstance(buffer, CrossContextReplayMixin):
+        if not isinstance(buffer, self.BUFFER):
             raise ValueError(
-                f"trainer.v1.sampler.custom_sampler must name a CrossContextReplayMixin, got {type(buffer).__name__}; "
-                "use path=pkg://recipe.r3.replay_buffer name=R3ReplayBuffer"
+                f"trainer.v1.sampler.custom_sampler must name a {self.BUFFER.__name__} with mode {self.MODE}, got "
+                f"{type(buffer).__name__}; use path={OWN['path']} name={OWN['name']}, which stands for either"
             )
         buffer.attach(
             history=self.history,
@@ -218,7 +212,8 @@ class R3Mixin(MeasuredMixin):
         self.planner.name_agents(batch)
         if num_prompts is None:  # else they are fetched ahead, or in place of others
             prompts = len(batch)
-            batch, self._reflection_metrics = self.planner.augment(batch, self.global_steps)
+            waiting = self.replay_buffer.waiting_reflections()
+            batch, self._reflection_metrics = self.planner.augment(batch, self.global_steps, waiting)
             if self.MODE == SYNC:  # elsewhere no batch waits for them
                 self.replay_buffer.reflection_groups = len(batch) - prompts
         return batch
@@ -431,6 +426,10 @@ class R3Mixin(MeasuredMixin):
     def on_init_end(self) -> None:
         with self._weight_sync_deadline():
             super().on_init_end()
+
+    def on_validate_begin(self) -> None:
+        with self._weight_sync_deadline():  # where training ranks generate as well, they get the weights here
+            super().on_validate_begin()
 
     def on_step_end(self) -> None:
         # The step's samples were written while it trained; a failed write must end the run, after the last step too.

@@ -139,8 +139,12 @@ class ReflectionPlanner:
         self.budget = budget
         self.seed = seed
 
-    def augment(self, batch: TensorDict, step: int) -> tuple[TensorDict, dict[str, float]]:
-        """`batch` plus one row per reflection prompt of training step `step`, and the metrics of the choice."""
+    def augment(self, batch: TensorDict, step: int, waiting: int = 0) -> tuple[TensorDict, dict[str, float]]:
+        """`batch` plus one row per reflection prompt of training step `step`, and the metrics of the choice.
+
+        waiting: reflection groups of earlier steps that are in flight still; with them, at most two steps' are.
+        """
+        cap = max(0, min(self.cap, 2 * self.cap - waiting))
         query_ids = [str(query_id) for query_id in batch["query_id"]]
         variants = (PLAIN, REFLECTION) if self.config.count_reflected_attempts else (PLAIN,)
         rates = self.history.success_rates(query_ids, self.config.min_attempts, variants)
@@ -152,7 +156,7 @@ class ReflectionPlanner:
         rng.shuffle(hard)
         chosen, over_budget, no_attempt = {}, 0, 0
         for row in hard:
-            if len(chosen) == self.cap:
+            if len(chosen) == cap:
                 break
             attempts = self.history.draw(query_ids[row], correct=False, k=1, rng=rng, variants=(PLAIN,))
             if not attempts:

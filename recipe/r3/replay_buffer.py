@@ -145,11 +145,15 @@ class CrossContextReplayMixin:
         self._left: tuple[list[Sample], list[tuple[str, str]]] = [], []
         self._began = self._last_progress = time.monotonic()
         self._last_counts = None
-        self._step, self._batch = None, 0
+        self._step, self._batch, self._passed_over = None, 0, 0
 
     def step_metrics(self) -> dict[str, int]:
-        """Of the training step whose batches were all sampled."""
-        return {}
+        """Counts over the batches of the last training step, of which verl would log the mean."""
+        return {"replay/passed_over_for_text": self._passed_over}
+
+    def waiting_reflections(self) -> int:
+        """Reflection groups that were submitted and not sampled when the next ones are planned."""
+        return 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """verl's `sample`, then replay. Validation passes through untouched."""
@@ -170,7 +174,8 @@ class CrossContextReplayMixin:
             if found:
                 spoken = sum(map(self._speaks_of_attempt, found))
                 metrics["reflection/speaks_of_attempt/mean"] = spoken / len(found)
-        self._passed_over = 0
+        if self._batch == 0:
+            self._passed_over = 0
         replays = self._draw(batch, global_steps) if self.replay.enable else []
         metrics["replay/passed_over_for_text"] = self._passed_over
         if replays:
@@ -215,6 +220,8 @@ class CrossContextReplayMixin:
                 unfinished.append((query_id, variant))
                 continue
             log_probs, version = row.get("rollout_log_probs"), tag.get("min_global_steps")
+            if version is not None:  # verl stamps recorded rollouts with the step itself, whose weights wrote none
+                version = min(version, step - 1)
             sample = Sample(
                 query_id=query_id,
                 tokens=row["responses"].numpy(),
@@ -415,7 +422,7 @@ class R3ReplayBuffer(CrossContextReplayMixin, ReplayBuffer):
     def __init__(self, trainer_mode: str, *args, **kwargs):
         if trainer_mode != SYNC:
             raise ValueError(
-                f"trainer.v1.trainer_mode={trainer_mode} with {type(self).__name__}: take r3_{trainer_mode}, "
-                "or leave trainer.v1.sampler.custom_sampler out for verl's own modes"
+                f"trainer.v1.sampler.custom_sampler={type(self).__name__} is for the synchronous mode, not for "
+                f"{trainer_mode}: derive it from R3ReplayBufferAsync, or leave it out with verl's own trainers"
             )
         super().__init__(trainer_mode, *args, **kwargs)

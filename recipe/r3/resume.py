@@ -51,7 +51,9 @@ def resume_step(trainer: DictConfig) -> int:
         if not complete and not tracker.exists():
             return -1
         if not complete:
-            raise ValueError(f"{tracker} holds {text!r} and there is no complete checkpoint; delete the file")
+            what = "" if parts == PARTS else " with transfer_queue: a run keeps its trainer mode"
+            found = f"{tracker} holds {text!r} and there is no complete checkpoint{what}"
+            raise ValueError(f"{found}; delete the file to begin anew")
         step = max(complete)
     if (tracker.parent / f"global_step_{step}").is_dir():
         # Training will overwrite the later checkpoints: a crash while it does must not resume from one of them.

@@ -15,9 +15,12 @@
 
 A batch has its number of plain groups, whatever else is finished. Reflection groups are extra: those that are finished
 ride along, oldest first, at most `reflection_cap` of them. None is replaced, or waited for, but as verl waits for any
-prompt that is too old (`max_off_policy_strategy=wait`). So as many groups leave the queue as enter it. Groups that verl
-evicts (too old, or a rollout failed) leave their answers in the history.
+prompt that is too old (`max_off_policy_strategy=wait`). Fewer are planned while more wait than a step takes
+(reflection.py), so that none pile up. Groups that verl evicts (too old, or a rollout failed) leave their answers in the
+history.
 """
+
+import time
 
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
@@ -31,19 +34,22 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
     def attach(self, *args, **kwargs) -> None:
         super().attach(*args, **kwargs)
         self._evicted = {"groups": 0, "reflection/groups": 0}
-        self._sampled: set[str] = set()
 
     def step_metrics(self) -> dict[str, int]:
-        """Groups evicted since the last call, and those that are in flight or finished and were not sampled."""
-        states = self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys
-        outstanding = set().union(*(state["train"] for state in states)) - self._sampled
-        metrics = {f"{kind}/evicted": count for kind, count in self._evicted.items()}
+        """And groups evicted since the last call, and those that are in flight or finished and were not sampled."""
+        metrics = super().step_metrics() | {f"{kind}/evicted": count for kind, count in self._evicted.items()}
         self._evicted = dict.fromkeys(self._evicted, 0)
-        reflections = sum(map(is_reflection, outstanding))
-        return metrics | {
-            "groups/outstanding": len(outstanding) - reflections,
-            "reflection/groups/outstanding": reflections,
-        }
+        reflections = self.waiting_reflections()
+        metrics["groups/outstanding"] = len(self.prompt_global_steps["train"]) - reflections
+        return metrics | {"reflection/groups/outstanding": reflections}
+
+    def waiting_reflections(self) -> int:
+        self._sync_metadata_from_transfer_queue()
+        return sum(map(is_reflection, self.prompt_global_steps["train"]))
+
+    def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
+        self._last_progress = time.monotonic()  # nobody looked while the step before trained
+        return super().wait_for_sampleable(global_steps, partition_id, target_count)
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
         uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
@@ -56,7 +62,6 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         if partition_id == "train":
             ready = sorted(filter(is_reflection, self.finished_keys[partition_id]), key=steps.__getitem__)
             uids = [*uids, *ready[: self.reflection_cap]]
-            self._sampled = set(uids)
         return uids, rows, steps
 
     def _evict_terminal_groups(

@@ -38,7 +38,7 @@ def stop_file(trainer: DictConfig) -> Path:
 
 
 class StoppableMixin:
-    """Ends a synchronous trainer after the step in which it is asked to, with a checkpoint of that step."""
+    """Ends a trainer after the step in which it is asked to, with a checkpoint of that step."""
 
     def on_train_begin(self) -> None:
         super().on_train_begin()

@@ -509,3 +509,14 @@ def test_every_prompt_names_its_worker_so_that_reissued_ones_have_the_column_in_
     reflections = [row for row in worker_rows(augmented) if row["agent_name"] == AGENT_NAME]
     assert reflections and all(is_reflection(row["uid"]) for row in reflections)
     assert not any(is_reflection(row["uid"]) for row in worker_rows(batch))
+
+
+@pytest.mark.parametrize(("waiting", "asked"), [(0, 2), (2, 2), (3, 1), (4, 0), (9, 0)])
+def test_fewer_are_asked_while_more_than_a_steps_worth_waits(tokenizer, history, waiting, asked):
+    queries = [f"q{number}" for number in range(6)]
+    for query in queries:
+        remember(tokenizer, history, query, wrong=4)
+    planner = make_planner(tokenizer, history, batch_size=8, max_fraction=0.25)
+    assert planner.cap == 2
+    _, metrics = planner.augment(make_batch(tokenizer, queries), 2, waiting)
+    assert metrics["reflection/prompts"] == asked

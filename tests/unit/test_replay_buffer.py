@@ -846,7 +846,7 @@ def test_a_batch_has_its_plain_groups_and_finished_reflections_ride_along_oldest
     batch, _ = buffer.sample(3, "train", 2)
     assert uids_of(batch) == {plain[0], plain[1], reflections[1], reflections[2]}
     assert buffer.step_metrics() == {
-        **{"groups/evicted": 0, "reflection/groups/evicted": 0},
+        **{"groups/evicted": 0, "reflection/groups/evicted": 0, "replay/passed_over_for_text": 0},
         **{"groups/outstanding": 1, "reflection/groups/outstanding": 2},
     }
     finish_step(batch)
@@ -925,6 +925,32 @@ def test_age_is_that_of_the_weights_and_mixed_answers_are_said_to_be(make_async,
     finish_step(batch)
     write_group("q", ("wrong",) * N, 8, versions=(7, 7))
     assert all(map(is_fresh, make_async(k=1, max_age=5).sample(8, "train", 1)[0].tags))
+
+
+def test_recorded_rollouts_are_as_old_as_those_that_were_recorded(make_buffer, history):
+    """verl stamps them with the step that replays them; the weights of a real one's are those of the step before."""
+    buffer = make_buffer(k=1)
+    for step, outcome in ((3, "right"), (5, "wrong")):
+        write_group("q", (outcome,) * N, step, versions=(step, step))
+        batch, _ = buffer.sample(step, "train", 1)
+        tags = [tag for tag in batch.tags if not is_fresh(tag)]
+        finish_step(batch)
+    assert [(tag["replay_age"], tag["versions"]) for tag in tags] == [(2, 1)]
+    history.flush()
+    assert history._db.execute("SELECT DISTINCT step - version FROM samples").fetchall() == [(1,)]
+
+
+def test_what_is_counted_over_the_batches_of_a_step_adds_up(make_async, history):
+    history.add([stored([60], None, variant=REFLECTION)], step=1)
+    buffer = make_async(k=1, threshold=None)
+    buffer.decode = lambda ids: TEXTS.get(ids[0], "")
+    for expected in (1, 2):
+        write_group("q", ("wrong",) * N, 2)
+        finish_step(buffer.sample(2, "train", 1)[0])
+        assert buffer.step_metrics()["replay/passed_over_for_text"] == expected
+    write_group("other", ("wrong",) * N, 3)
+    finish_step(buffer.sample(3, "train", 1)[0])
+    assert buffer.step_metrics()["replay/passed_over_for_text"] == 0
 
 
 def test_the_batches_of_one_step_draw_by_different_numbers_and_the_first_as_ever(make_async, make_buffer, history):

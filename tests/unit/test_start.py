@@ -103,9 +103,13 @@ def test_a_run_keeps_its_mode_with_what_its_profile_needs_for_it(method, trainer
     assert config.trainer.v1.trainer_mode == trainer
     engine = config.actor_rollout_ref.rollout.checkpoint_engine
     assert (engine.backend, config.ray_kwargs.ray_init.num_gpus) == ("ray", 2)
-    other = start_of("--run", "a", "--mode", "colocate_async")
-    with pytest.raises(ValueError, match="--mode"):
-        compare(other)
+    for given in (
+        ["--mode", "colocate_async"],
+        ["--mode", "sync", "--change"],
+        ["trainer.v1.trainer_mode=r3", "--change"],
+    ):
+        with pytest.raises(ValueError, match="trains in the mode separate_async, and what is in flight"):
+            compare(start_of("--run", "a", *given))
 
 
 def test_a_run_from_before_there_were_modes_is_synchronous():
