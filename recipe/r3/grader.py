@@ -21,22 +21,13 @@ Symbolic work on model output can take any time and memory: `equivalent` is only
 """
 
 import logging
-import os
 import re
-import resource
-import signal
-import sys
 from fractions import Fraction
 from multiprocessing.connection import Connection
 
 from .answer_text import NAME, members, split
 from .grader_symbolic import same_equation, symbolic_equal
-
-MEMORY_LIMIT_BYTES = 2 * 2**30
-"""Address space of a worker process. What needs more is wrong, and the machine keeps its memory."""
-
-IDLE_CHECK_S = 1.0
-"""How often an idle worker looks whether its parent still lives."""
+from .process_pool import questions
 
 EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:/([0-9]+))?)")
 BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")
@@ -174,26 +165,11 @@ def _same_percentage(gold: str, pred: str) -> bool:
 
 
 def serve(pipe: int, parent_pid: int) -> None:
-    """Answers (prediction, references, timeout) from a pipe with b"1" or b"0" until the parent is gone."""
+    """Answers (prediction, references) from a pipe with b"1" or b"0" until the parent is gone."""
     connection = Connection(pipe)
     logging.disable(logging.CRITICAL)
     # A missing or broken package must end the process before it says ready; and the first call is the slowest.
     equivalent("0.5", r"\sin\frac{\pi}{6}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    soft = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    connection.send_bytes(b"ready")
-    while True:
-        while not connection.poll(IDLE_CHECK_S):
-            # A forked sibling may hold the other end open, so the end of the pipe alone does not tell.
-            if os.getppid() != parent_pid:
-                return
-        pred, golds, timeout_s = connection.recv()
-        # The parent kills at the deadline. If it is dead, the kernel does, even inside one endless C call.
-        signal.setitimer(signal.ITIMER_REAL, timeout_s + 1)
+    for pred, golds in questions(connection, parent_pid):
         correct = any(equivalent(gold, pred) for gold in golds)
-        signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send_bytes(b"1" if correct else b"0")

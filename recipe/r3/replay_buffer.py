@@ -82,12 +82,14 @@ def plain_keys(batch: KVBatchMeta) -> list[str]:
 
 
 def dead_outcome(tags: list[dict]) -> bool | None:
-    """The outcome that all fresh rows of a group share (True: all correct), or None for a mixed group.
+    """The outcome that all fresh rows of a group share (True: all correct), or None for a group that is not dead.
 
-    Correctness decides, not the score. Rows with correct = [1, 1, 1] and scores [1.9, 1.8, 1.7] are dead: True.
+    The score before the length bonus decides, which is 1 or 0 unless a reward function grades. Rows with correct =
+    [1, 1, 1] and scores [1.9, 1.8, 1.7] by their lengths are dead: True. Wrong ones with grades [0.2, 0.5, 0.2] are not.
     """
-    outcomes = {bool(tag["correct"]) for tag in tags if is_fresh(tag)}
-    return outcomes.pop() if len(outcomes) == 1 else None
+    fresh = [tag for tag in tags if is_fresh(tag)]
+    grades = {tag.get("grade", float(tag["correct"])) for tag in fresh}
+    return bool(fresh[0]["correct"]) if len(grades) == 1 else None
 
 
 def groups_of(batch: KVBatchMeta) -> dict[str, list[int]]:
@@ -402,6 +404,7 @@ def outcome_tag(row: dict, group: str) -> dict:
         "correct": bool(info["acc"]),
         "truncated": bool(info["truncated"]),
         "score": float(row["rm_scores"].sum()),
+        **({"grade": info["score_without_bonus"]} if "score_without_bonus" in info else {}),
     }
 
 

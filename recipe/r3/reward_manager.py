@@ -16,19 +16,29 @@
 A correct answer after 8192 tokens earns 1.75 with L_max = 32768; a wrong one earns 0, whatever its length. Validation
 is rewarded in the same way: read `acc` there. What counts as an answer is in `answer_text.py`, what equals what in
 `grader.py`.
+
+With a reward function of the user's own (custom_reward.py) its score s takes the place of 1[answer correct]: a correct
+answer earns s (1 + r_len), another s.
 """
 
 import asyncio
 import dataclasses
+import logging
 import math
+import os
 from collections.abc import Mapping
 
 import torch
+from omegaconf import OmegaConf
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
+from .custom_reward import RewardFunction
 from .grader_pool import START_TIMEOUT_S, grade
 from .truths import accepted_answers
+
+logger = logging.getLogger(__name__)
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 
 def is_correct(response: str, ground_truth: str, timeout_s: float = 5.0) -> bool:
@@ -61,10 +71,10 @@ class RewardConfig:
     """L_max, in tokens: the length from which on there is no bonus. May exceed data.max_response_length."""
 
     grader_timeout_s: float = 5.0
-    """Seconds after which an answer is wrong because the grader has not decided."""
+    """Seconds after which an answer is wrong because the grader, or a reward function, has not decided."""
 
     grader_workers: int = 2
-    """Grading processes of each reward worker; there are reward.num_workers of those."""
+    """Processes of each reward worker that grade, or run a reward function; there are reward.num_workers of those."""
 
     def __post_init__(self):
         _require(isinstance(self.length_bonus, bool), "length_bonus", "be true or false", self.length_bonus)
@@ -101,36 +111,51 @@ def length_bonus(num_tokens: int, max_tokens: int) -> float:
 
 
 class R3RewardManager(RewardManagerBase):
-    """Correctness by math-verify, times one plus the length bonus."""
+    """Correctness by math-verify, or the score of a reward function, times one plus the length bonus."""
 
     def __init__(self, config, tokenizer, compute_score, reward_router_address=None, reward_model_tokenizer=None):
         super().__init__(config, tokenizer, compute_score)
         self.reward_config = RewardConfig.from_reward_kwargs(config.reward.get("reward_kwargs"))
         self.max_response_length = config.data.max_response_length
-        check_grader(self.reward_config.grader_workers)
+        limits = self.reward_config.grader_timeout_s, self.reward_config.grader_workers
+        self.function = make_function(config, *limits)
+        self.correct_from = config.algorithm.r3.correct_from
+        if self.function is None:
+            check_grader(self.reward_config.grader_workers)
 
     async def run_single(self, data: DataProto) -> dict:
         item = data[-1]  # of several outputs of one trajectory, the last one is the answer
         tokens = _response_tokens(item)
-        references = _references(item)
-        verdict = await asyncio.to_thread(self._grade, tokens, references)
-        correct = verdict is True
+        score, correct, failed = await asyncio.to_thread(self._judge, item, tokens)
         with_bonus = correct and self.reward_config.length_bonus
         bonus = length_bonus(len(tokens), self.reward_config.length_bonus_max_tokens) if with_bonus else 0.0
         return {
-            "reward_score": correct * (1.0 + bonus),
+            "reward_score": score * (1.0 + bonus),
             "reward_extra_info": {
                 "acc": float(correct),
                 "length_bonus": bonus,
                 "truncated": float(self._is_truncated(tokens)),
                 "response_length": len(tokens),
-                "grader_timeout": float(verdict is None),
+                **(
+                    {"grader_timeout": float(failed)}
+                    if self.function is None
+                    else {"score_without_bonus": score, "reward_error": float(failed)}
+                ),
             },
         }
 
-    def _grade(self, tokens: torch.Tensor, references: list[str]) -> bool | None:
+    def _judge(self, item, tokens: torch.Tensor) -> tuple[float, bool, bool]:
+        """Score without the bonus, whether the answer is correct, and whether there was no verdict."""
         response = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return grade(response, references, self.reward_config.grader_timeout_s, self.reward_config.grader_workers)
+        if self.function is not None:
+            verdict = self.function(*_question(item, response))
+            if verdict.error is not None:
+                logger.warning(f"the reward function {verdict.error}: the answer counts as wrong, with score 0")
+            acc = verdict.acc if verdict.acc is not None else verdict.score >= self.correct_from
+            return verdict.score, acc and verdict.error is None, verdict.error is not None
+        limits = self.reward_config.grader_timeout_s, self.reward_config.grader_workers
+        verdict = grade(response, _references(item), *limits)
+        return float(verdict is True), verdict is True, verdict is None
 
     def _is_truncated(self, tokens: torch.Tensor) -> bool:
         # vLLM keeps the end token in the response, and verl reports "completed" for a stop and for the length limit
@@ -148,6 +173,22 @@ def _response_tokens(item) -> torch.Tensor:
     if length is None:
         length = item.batch["attention_mask"][-len(responses) :].sum()
     return responses[: int(length)]
+
+
+def make_function(config, timeout_s: float, workers: int) -> RewardFunction | None:
+    """The user's reward function, None where the config names none."""
+    named = config.reward.get("custom_reward_function") or {}
+    if not named.get("path"):
+        return None
+    kwargs = OmegaConf.to_container(OmegaConf.create(named.get("reward_kwargs") or {}), resolve=True)
+    return RewardFunction(named.path, named.name, kwargs, timeout_s, workers)
+
+
+def _question(item, response: str) -> tuple:
+    """What verl's interface asks a reward function, as plain values."""
+    row = item.non_tensor_batch
+    truth = (row.get("reward_model") or {}).get("ground_truth")
+    return str(row.get("data_source")), response, truth, dict(row.get("extra_info") or {})
 
 
 def _references(item) -> list[str]:
