@@ -1,0 +1,69 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What a reward manager said of a row, in the terms of the recipe: correct, truncated, graded how.
+
+The recipe's own manager reports all of it. verl's `naive` and `dapo` report what the reward function returned: there an
+answer is correct when `acc`, or else its score, is at least `algorithm.r3.correct_from`, and truncation is measured
+here.
+"""
+
+from dataclasses import dataclass
+
+from .history import PLAIN
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows are read.
+
+    Args:
+        correct_from: `algorithm.r3.correct_from`.
+        max_response_length: responses of so many tokens are truncated, unless they end with
+        eos_token_id: the model's.
+    """
+
+    correct_from: float = 1.0
+    max_response_length: int | None = None
+    eos_token_id: int | None = None
+
+    def tag(self, row: dict, group: str) -> dict:
+        """What the later stages need to know of a fresh row, from its `extra_fields`, `rm_scores` and `responses`.
+
+        Raises:
+            ValueError: the reward manager reports neither truncation nor is there what it could be measured by.
+        """
+        info, score = row["extra_fields"].get("reward_extra_info", {}), float(row["rm_scores"].sum())
+        return {
+            "group": group,
+            "variant": row["extra_fields"].get("prompt_variant", PLAIN),
+            "correct": float(info.get("acc", score)) >= self.correct_from,
+            "truncated": bool(info["truncated"]) if "truncated" in info else self._is_truncated(row, info),
+            "score": score,
+            **self._grade(info, score),
+        }
+
+    def _grade(self, info: dict, score: float) -> dict:
+        """The score before the length bonus, where it is not simply 1 or 0."""
+        if "score_without_bonus" in info:
+            return {"grade": info["score_without_bonus"]}
+        return {} if "length_bonus" in info else {"grade": score}
+
+    def _is_truncated(self, row: dict, info: dict) -> bool:
+        if self.max_response_length is None or "responses" not in row:
+            raise ValueError(
+                f"reward_extra_info lacks 'truncated', found {sorted(info)}: use "
+                "recipe.r3.reward_manager.R3RewardManager or a reward manager that reports it"
+            )
+        responses = row["responses"]
+        return len(responses) >= self.max_response_length and int(responses[-1]) != self.eos_token_id
