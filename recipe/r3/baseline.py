@@ -34,7 +34,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from .metrics import group_ledger, series_metrics
 from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
-from .replay_buffer import group_of, is_reflection, outcome_tag, rows_of, versions_of
+from .outcome import Reading
+from .replay_buffer import group_of, is_reflection, rows_of, versions_of
 from .stop import StoppableMixin
 from .validation import validation_metrics
 from .watchdog import WorkerWatch
@@ -120,11 +121,10 @@ class LedgerMixin:
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         batch_rows = zip(batch.keys, batch.tags, strict=True)
         kept = {key: tag for key, tag in batch_rows if not tag.get("is_padding", False)}
-        data = tq.kv_batch_get(
-            keys=list(kept), partition_id=batch.partition_id, select_fields=["extra_fields", "rm_scores"]
-        )
+        fields, reading = ["extra_fields", "rm_scores", "responses"], Reading.of(self.config, self.tokenizer)
+        data = tq.kv_batch_get(keys=list(kept), partition_id=batch.partition_id, select_fields=fields)
         rows = zip(kept.items(), rows_of(data), strict=True)
-        tags = [{**tag, **outcome_tag(row, group_of(key)), "versions": versions_of(tag)} for (key, tag), row in rows]
+        tags = [{**tag, **reading.tag(row, group_of(key)), "versions": versions_of(tag)} for (key, tag), row in rows]
         described = KVBatchMeta(partition_id=batch.partition_id, keys=list(kept), tags=tags)
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))

@@ -20,6 +20,8 @@ here.
 
 from dataclasses import dataclass
 
+from omegaconf import DictConfig
+
 from .history import PLAIN
 
 
@@ -36,6 +38,10 @@ class Reading:
     correct_from: float = 1.0
     max_response_length: int | None = None
     eos_token_id: int | None = None
+
+    @classmethod
+    def of(cls, config: DictConfig, tokenizer) -> "Reading":
+        return cls(config.algorithm.r3.correct_from, config.data.max_response_length, tokenizer.eos_token_id)
 
     def tag(self, row: dict, group: str) -> dict:
         """What the later stages need to know of a fresh row, from its `extra_fields`, `rm_scores` and `responses`.

@@ -232,6 +232,8 @@ class R3Config(BaseConfig):
     ranking: RankingConfig = field(default_factory=RankingConfig)
     seed: int = 0
     """Seed of every random choice the recipe makes (samples to replay, attempts to reflect on)."""
+    correct_from: float = 1.0
+    """Score from which an answer is correct, where the reward says nothing of that itself (`acc`)."""
     warn_after_steps: int = 20
     """Warn after this many steps in a row that had dead groups and rescued none, and when truncation or length rose
     between two spans of this many steps while accuracy did not. 0: never."""
@@ -249,6 +251,7 @@ class R3Config(BaseConfig):
 
     def __post_init__(self):
         require(_is_count(self.seed, 0), "seed", "be a whole number >= 0", self.seed)
+        require(_is_number(self.correct_from), "correct_from", "be a number", self.correct_from)
         ok = _is_count(self.warn_after_steps, 0)
         require(ok, "warn_after_steps", "be a whole number >= 0", self.warn_after_steps)
         ok = _is_number(self.stall_timeout_s) and self.stall_timeout_s > 0
@@ -333,6 +336,12 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "algorithm.adv_estimator",
             algorithm.adv_estimator == "r3",
             f"must be r3 with trainer.v1.trainer_mode={mode}, got {algorithm.adv_estimator!r}",
+        ),
+        (
+            "algorithm.r3.ranking.max_reward",
+            not r3.ranking.enable or r3.ranking.max_reward < r3.correct_from,
+            f"{r3.ranking.max_reward} is not below algorithm.r3.correct_from={r3.correct_from}: a ranked failure would earn "
+            "as much as a correct answer; lower it, or turn the ranking off",
         ),
         (
             "critic.enable",

@@ -55,6 +55,7 @@ from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from .mini_batches import order_rows, rows_with_room
 from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from .off_policy import off_policy_metrics
+from .outcome import Reading
 from .query_ids import check_query_ids, make_query_id
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
@@ -130,6 +131,7 @@ class R3Mixin(MeasuredMixin):
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
+        self.replay_buffer.reading = Reading.of(self.config, self.tokenizer)
         self._check_data()
         if self.r3.reflection.enable:
             self.planner = ReflectionPlanner(

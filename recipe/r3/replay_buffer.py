@@ -22,6 +22,7 @@ What later stages need to know of a row travels in its TransferQueue tag:
     group     query id                     correct    answer correct
     variant   plain | reflection           truncated  response hit the limit
     score     reward before any ranking    versions  how many steps' weights wrote it
+    grade     score before the length bonus, where it is not simply 1 or 0
     replay_age  of a replayed row: by how many steps older than those of this step the weights were that began it
     stored_log_probs  of a replayed row: whether its behaviour log-probs are known, and finite
 """
@@ -45,6 +46,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from .core_algos import REPLAY_MARK
 from .history import PLAIN, REFLECTION, History, Sample
 from .modes import SYNC
+from .outcome import Reading
 from .r3_config import ReplayConfig
 from .straggler import ABORTED
 
@@ -85,7 +87,8 @@ def dead_outcome(tags: list[dict]) -> bool | None:
     """The outcome that all fresh rows of a group share (True: all correct), or None for a group that is not dead.
 
     The score before the length bonus decides, which is 1 or 0 unless a reward function grades. Rows with correct =
-    [1, 1, 1] and scores [1.9, 1.8, 1.7] by their lengths are dead: True. Wrong ones with grades [0.2, 0.5, 0.2] are not.
+    [1, 1, 1] and scores [1.9, 1.8, 1.7] by their lengths are dead: True. Wrong ones with grades [0.2, 0.5, 0.2] are
+    not.
     """
     fresh = [tag for tag in tags if is_fresh(tag)]
     grades = {tag.get("grade", float(tag["correct"])) for tag in fresh}
@@ -142,6 +145,7 @@ class CrossContextReplayMixin:
         self.abort_rollouts = abort_rollouts
         self.decode = decode
         self.reflection_cap = reflection_cap
+        self.reading = Reading()
         self.reflection_groups = 0
         # What `_describe` says of groups that left the queue without having been sampled.
         self._left: tuple[list[Sample], list[tuple[str, str]]] = [], []
@@ -217,7 +221,7 @@ class CrossContextReplayMixin:
                 unfinished.append((query_id, variant))
                 continue
             kept.append(key)
-            tag.update(outcome_tag(row, query_id), versions=versions_of(tag))
+            tag.update(self.reading.tag(row, query_id), versions=versions_of(tag))
             if not len(row["responses"]):
                 unfinished.append((query_id, variant))
                 continue
@@ -393,30 +397,6 @@ def versions_of(tag: dict) -> int:
 
 def _order(tag: dict) -> tuple[str, str]:
     return tag["group"], tag["variant"]
-
-
-def outcome_tag(row: dict, group: str) -> dict:
-    """What the later stages need to know of a fresh row, from its `extra_fields` and `rm_scores`."""
-    info = _reward_info(row["extra_fields"])
-    return {
-        "group": group,
-        "variant": row["extra_fields"].get("prompt_variant", PLAIN),
-        "correct": bool(info["acc"]),
-        "truncated": bool(info["truncated"]),
-        "score": float(row["rm_scores"].sum()),
-        **({"grade": info["score_without_bonus"]} if "score_without_bonus" in info else {}),
-    }
-
-
-def _reward_info(extra_fields: dict) -> dict:
-    info = extra_fields.get("reward_extra_info", {})
-    for name in ("acc", "truncated"):
-        if name not in info:
-            raise ValueError(
-                f"reward_extra_info lacks {name!r}, found {sorted(info)}: R^3 judges groups on correctness; use "
-                "recipe.r3.reward_manager.R3RewardManager or a reward manager that reports acc and truncated"
-            )
-    return info
 
 
 class R3ReplayBuffer(CrossContextReplayMixin, ReplayBuffer):
