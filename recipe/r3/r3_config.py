@@ -340,8 +340,8 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         (
             "algorithm.r3.ranking.max_reward",
             not r3.ranking.enable or r3.ranking.max_reward < r3.correct_from,
-            f"{r3.ranking.max_reward} is not below algorithm.r3.correct_from={r3.correct_from}: a ranked failure would earn "
-            "as much as a correct answer; lower it, or turn the ranking off",
+            f"{r3.ranking.max_reward} is not below algorithm.r3.correct_from={r3.correct_from}: a ranked failure would "
+            "earn as much as a correct answer; lower it, or turn the ranking off",
         ),
         (
             "critic.enable",
