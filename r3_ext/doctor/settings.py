@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -40,6 +42,8 @@ PATHS = ("actor_rollout_ref.model.path", "trainer.default_local_dir", "algorithm
 TEXTS = (*PATHS, "data.prompt_key", "trainer.device", "trainer.v1.trainer_mode", "reward.reward_manager.name")
 """Neither null nor a list: verl and the doctor open a file, or look up a name, under them."""
 SECTIONS_OR_NULL = ("reward.reward_kwargs",)
+LOAD_S = 60
+"""Seconds for the file of a reward function."""
 RESUME_MODES = ("auto", "disable", "resume_path")
 
 
@@ -141,9 +145,26 @@ def check_reward(config: DictConfig) -> None:
 
     from recipe.r3.reward_manager import R3RewardManager, RewardConfig
 
+    check_function(config)
     if config.reward.reward_manager.name == R3RewardManager.__name__:
         kwargs = config.reward.get("reward_kwargs")
         RewardConfig.from_reward_kwargs(OmegaConf.to_container(kwargs) if OmegaConf.is_config(kwargs) else kwargs)
+
+
+def check_function(config: DictConfig) -> None:
+    """Load the user's reward function, in a process that can be ended. Raises ValueError with the full key."""
+    named, key = config.reward.get("custom_reward_function") or {}, "reward.custom_reward_function"
+    if not named.get("path"):
+        return
+    if not named.get("name"):
+        raise ValueError(f"{key}.name must be the function's name, got {named.get('name')!r}")
+    command = [sys.executable, "-m", "recipe.r3.custom_reward", named.path, named.name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{key}.path={named.path} did not load within {LOAD_S} s") from None
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or [f"{key}.path={named.path} ended its process"])[-1])
 
 
 def check_config(config: DictConfig) -> list[Finding]:

@@ -127,3 +127,10 @@ class RewardFunction:
 
     def close(self) -> None:
         self._pool.close()
+
+
+if __name__ == "__main__":
+    try:
+        load_function(*sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
