@@ -19,7 +19,7 @@ from r3_ext.metrics_file import split
 from r3_ext.prepare import EMBEDDED
 from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, missing, read_starts
 from r3_ext.summary import CUT
-from recipe.r3.modes import SYNC, mode_of, trainer_name
+from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 
 FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 TRAINER = "trainer.v1.trainer_mode"
@@ -123,7 +123,7 @@ class Start:
         if found and found != self.shown:
             say("\n".join(["differs from the last start:", *changing.lines(found)]))
             self.shown = found
-        modes = [mode_of(str(values.get(TRAINER))) for values in (old, resolved(config))]
+        modes = [mode_of(values.get(TRAINER)) for values in (old, resolved(config))]
         if modes[0] != modes[1]:
             raise ValueError(
                 f"{self.name} trains in the mode {modes[0]}, and what is in flight there has no place in {modes[1]}: "
@@ -173,6 +173,12 @@ class Start:
                 "overrides": changing.without_once(self.overrides),
             },
         )
+
+
+def mode_of(trainer_mode: object) -> str:
+    """verl's mode, of a trainer of the recipe's or of verl's own."""
+    asynchronous = (COLOCATE_ASYNC, SEPARATE_ASYNC)
+    return next((mode for mode in asynchronous if str(trainer_mode).endswith(mode)), SYNC)
 
 
 def settle(args: argparse.Namespace, resume: bool, default_profile: Callable[[], str]) -> Start:

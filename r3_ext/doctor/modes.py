@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from r3_ext.doctor.finding import FAIL, Finding, is_cpu
+from r3_ext.doctor.finding import FAIL, Finding, is_cpu, is_r3
 from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, is_async
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def separate(config: DictConfig) -> list[tuple[str, bool, str]]:
         ),
         (
             "actor_rollout_ref.actor.fsdp_config.offload_policy and param_offload",
-            not offloads,
+            not offloads or is_r3(config),  # R^3 says so itself
             "be False: verl keeps a step's first policy by a copy to the CPU, which is none of what is there already",
         ),
         (

@@ -131,26 +131,28 @@ class LedgerMixin:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
 
 
-class BaselineMixin(MeasuredMixin, LedgerMixin):
-    """A trainer of verl's, measured as R^3 is."""
+@register_trainer(trainer_name("baseline", SYNC))
+class BaselineTrainer(MeasuredMixin, LedgerMixin, PPOTrainerSync):
+    """verl's synchronous trainer, measured as R^3 is."""
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
-        watch = WorkerWatch()
-        watch.add(self)
-        watch.check_always()
-
-
-@register_trainer(trainer_name("baseline", SYNC))
-class BaselineTrainer(BaselineMixin, PPOTrainerSync):
-    pass
+        WorkerWatch.over(self)
 
 
 @register_trainer(trainer_name("baseline", COLOCATE_ASYNC))
-class BaselineColocateAsync(BaselineMixin, PPOTrainerColocateAsync):
+class BaselineColocateAsync(MeasuredMixin, LedgerMixin, PPOTrainerColocateAsync):
     MODE = COLOCATE_ASYNC
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        WorkerWatch.over(self)
 
 
 @register_trainer(trainer_name("baseline", SEPARATE_ASYNC))
-class BaselineSeparateAsync(BaselineMixin, PPOTrainerSeparateAsync):
+class BaselineSeparateAsync(MeasuredMixin, LedgerMixin, PPOTrainerSeparateAsync):
     MODE = SEPARATE_ASYNC
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        WorkerWatch.over(self)

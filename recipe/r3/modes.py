@@ -27,10 +27,6 @@ BASELINE_TRAINERS = {trainer_name("baseline", mode): mode for mode in MODES}
 """verl's mode of each name."""
 
 
-def mode_of(trainer_mode: str) -> str:
-    """verl's mode, of one of these names or of verl's own."""
-    return next((mode for mode in (COLOCATE_ASYNC, SEPARATE_ASYNC) if trainer_mode.endswith(mode)), SYNC)
-
-
 def is_async(trainer_mode: str) -> bool:
-    return mode_of(trainer_mode) != SYNC
+    """Of one of these names, or of verl's own."""
+    return trainer_mode.endswith("_async")

@@ -59,6 +59,13 @@ class WorkerWatch:
         self.actors += [("reward worker", actor) for actor in trainer.reward_loop_manager.reward_loop_workers]
         self.actors += [("rollout server", actor) for actor in servers]
 
+    @classmethod
+    def over(cls, trainer) -> None:
+        """`check_always` on the actors of a trainer that is about to start."""
+        watch = cls()
+        watch.add(trainer)
+        watch.check_always()
+
     def check_always(self, period_s: float = 5.0) -> None:
         """End this process when an actor dies: for a trainer that waits in verl's code, which does not call `check`."""
 

@@ -238,6 +238,14 @@ COMBINATIONS = [
         "algorithm.filter_groups.enable: verl filters nothing with a custom sampler",
     ),
     ({"trainer.v1.trainer_mode": "colocate_async"}, "trainer.v1.trainer_mode: must be r3, r3_colo.*got 'colocate"),
+    (
+        {"trainer.v1.trainer_mode": "r3_separate_async", "actor_rollout_ref.actor.fsdp_config.offload_policy": True},
+        "actor_rollout_ref.actor.fsdp_config: offload_policy=True, .*set both to False",
+    ),
+    (
+        {"trainer.v1.trainer_mode": "r3_colocate_async", "algorithm.r3.rollout_deadline_s": 5.0},
+        "algorithm.r3.rollout_deadline_s: 5.0 s with trainer.v1.trainer_mode=r3_colocate_async: .*set it to null",
+    ),
     ({"reward.reward_model.enable": True}, "reward.reward_model.enable: .*set it to False"),
     ({"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
     ({"actor_rollout_ref.rollout.multi_turn.enable": True}, "actor_rollout_ref.rollout.multi_turn.enable: "),

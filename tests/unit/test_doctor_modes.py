@@ -41,7 +41,7 @@ def test_the_presets_are_fine(trainer):
     ],
 )
 def test_what_cannot_work_is_told_with_key_rule_and_value(override, told):
-    (finding,) = check_mode(compose_config([*SEPARATE, override]))
+    (finding,) = check_mode(compose_config([*SEPARATE, "trainer.v1.trainer_mode=baseline_separate_async", override]))
     assert told in finding.found
 
 
