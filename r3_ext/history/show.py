@@ -84,10 +84,10 @@ def query_tables(db: sqlite3.Connection, path: str, query_id: str) -> list[tuple
     check_samples(db, path)
     require_query(db, path, query_id)
     steps = ["step", "plain", "rate", "reflected", "rate", "truncated", "replayed", "plain so far"]
-    columns = ["id", "step", "weights", "outcome", "prompt", "truncated", "length", "entropy", "replayed", "state"]
+    columns = ["id", "step", "weights", "outcome", "prompt", "length", "entropy", "replayed", "state"]
     rows = db.execute(
         "SELECT id, step, iif(versions = 1, version, version || '-' || (version + versions - 1)), "
-        "iif(correct, 'correct', 'wrong'), variant, iif(truncated, 'yes', 'no'), length, entropy, "
+        "iif(correct, 'correct', 'wrong'), variant, iif(truncated, length || ' cut', length), entropy, "
         "(SELECT coalesce(sum(times), 0) FROM replays WHERE sample_id = samples.id), "
         "CASE WHEN evicted IS NULL THEN 'drawable' WHEN abandoned THEN 'abandoned' ELSE 'kept' END "
         "FROM samples WHERE query_id = ? ORDER BY id",

@@ -45,7 +45,7 @@ def config():
     """What the checks read of a configuration: two nodes of eight GPUs."""
     return OmegaConf.create(
         {
-            "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "device": "cuda"},
+            "trainer": {"nnodes": 2, "n_gpus_per_node": 8, "device": "cuda", "v1": {"trainer_mode": "sync"}},
             "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 8}}},
         }
     )

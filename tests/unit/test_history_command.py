@@ -20,7 +20,7 @@ import pytest
 from r3_ext.history.command import main
 from r3_ext.history.query import QUERIES
 from recipe.r3.history import PLAIN, REFLECTION, History, Sample, tokenizer_fingerprint
-from recipe.r3.history_codec import checksum_of
+from recipe.r3.history_codec import COLUMNS, checksum_of
 from recipe.r3.history_file import HistoryError, reading
 
 META = {"tokenizer": "151643 tokens abcdef012345", "model": "/models/tiny", "max_per_outcome": "3", "max_gib": "32.0"}
@@ -135,7 +135,7 @@ def test_the_timeline_of_a_query_has_a_line_per_step(run, capsys):
         ["2", "1/2", "0.50", "-", "-", "0", "2,", "age", "1", "1", "0.33"],
         ["3", "2/2", "1.00", "-", "-", "0", "1,", "age", "2", "0.60"],
     ]
-    assert lines[7] == ["1", "1", "wrong", "plain", "no", "1", "-", "3", "drawable"]  # replayed three times
+    assert lines[7] == ["1", "1", "0", "wrong", "plain", "1", "-", "3", "drawable"]  # replayed three times
     assert len(lines) == 7 + 5
     lines = lines_of(capsys, "show", run, "--query", "hard")
     assert lines[3] == ["2", "-", "-", "0/1", "0.00", "0", "-", "0.00"]
@@ -609,9 +609,8 @@ def test_other_widths_of_the_same_types_are_fine(tmp_path, capsys):
 
 def test_a_history_with_forged_rows_is_refused(run, tmp_path, capsys):
     path, new = run / "history.sqlite", tmp_path / "new.sqlite"
-    columns = "query_id, variant, correct, truncated, score, length, entropy, step"
     ((tokens,),) = rows_of(path, "SELECT tokens FROM payloads WHERE id = 1")
-    (old,) = rows_of(path, f"SELECT {columns} FROM samples WHERE id = 1")
+    (old,) = rows_of(path, f"SELECT {COLUMNS} FROM samples WHERE id = 1")
     for column, place, value in (("variant", 1, "sideways"), ("query_id", 0, ""), ("score", 4, float("inf"))):
         forged = [*old[:place], value, *old[place + 1 :]]
         sql = f"UPDATE samples SET {column} = ?, checksum = ? WHERE id = 1"
