@@ -119,9 +119,10 @@ class R3RewardManager(RewardManagerBase):
         self.max_response_length = config.data.max_response_length
         limits = self.reward_config.grader_timeout_s, self.reward_config.grader_workers
         self.function = make_function(config, *limits)
-        self.correct_from = config.algorithm.r3.correct_from
         if self.function is None:
             check_grader(self.reward_config.grader_workers)
+        else:
+            self.correct_from = config.algorithm.r3.correct_from
 
     async def run_single(self, data: DataProto) -> dict:
         item = data[-1]  # of several outputs of one trajectory, the last one is the answer
