@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from r3_ext import changes as changing
@@ -21,7 +22,8 @@ from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, m
 from r3_ext.summary import CUT
 from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 
-FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
+FUNCTION = "reward.custom_reward_function.path"
+FILES = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", FUNCTION)
 TRAINER = "trainer.v1.trainer_mode"
 NEW = "leave it out, give --change to go on as another run, or start a new one with another --run"
 
@@ -207,7 +209,7 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: Callable[[],
     given = {
         "options": {name: value for name in changing.OPTIONS if (value := getattr(args, name)) is not None},
         "sources": {name: _absolute(os.environ[name]) for name in changing.SOURCES if os.environ.get(name)},
-        "overrides": args.overrides,
+        "overrides": [_at_its_place(override) for override in args.overrides],
     }
     if "cache" in given["options"]:
         given["options"]["cache"] = os.path.realpath(args.cache)
@@ -255,6 +257,15 @@ def _absolute(source: str) -> str:
     return os.path.abspath(path) if os.path.exists(path) else source
 
 
+def _at_its_place(override: str) -> str:
+    """The file of a reward function is found from any working folder: a later start may have another, as Ray's do."""
+    key = override.partition("=")[0]
+    if key.lstrip("+") != FUNCTION:
+        return override
+    path = OverridesParser.create().parse_override(override).value()
+    return f"{key}={_hydra_value(_absolute(path))}" if isinstance(path, str) else override
+
+
 def check_world(text: str, profile: str, data: str | None) -> None:
     """Raise ValueError where --world has no meaning or is none."""
     if profile != EMBEDDED or data:
@@ -285,10 +296,10 @@ def contents(config: DictConfig) -> dict[str, list[str | None]]:
 
 def _compare_files(found: Changes, old: dict, new: dict) -> Changes:
     """Files count by what they hold: the same ones at another place are no change, others at the same place are."""
-    same = {key for key in FILES if old.get(key) == new[key] and None not in new[key]}
+    same = {key for key in FILES if old.get(key, []) == new[key] and None not in new[key]}
     found = {key: values for key, values in found.items() if key not in same}
     for key in FILES:
-        if old.get(key) != new[key] and key not in found:
+        if old.get(key, []) != new[key] and key not in found:
             found[f"content of {key}"] = old.get(key), new[key]
     return found
 

@@ -34,7 +34,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from .metrics import group_ledger, series_metrics
 from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
-from .outcome import Reading
+from .outcome import Reading, check_judged
 from .replay_buffer import group_of, is_reflection, rows_of, versions_of
 from .stop import StoppableMixin
 from .validation import validation_metrics
@@ -125,6 +125,7 @@ class LedgerMixin:
         data = tq.kv_batch_get(keys=list(kept), partition_id=batch.partition_id, select_fields=fields)
         rows = zip(kept.items(), rows_of(data), strict=True)
         tags = [{**tag, **reading.tag(row, group_of(key)), "versions": versions_of(tag)} for (key, tag), row in rows]
+        check_judged(tags, global_steps)
         described = KVBatchMeta(partition_id=batch.partition_id, keys=list(kept), tags=tags)
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))

@@ -14,10 +14,12 @@
 """What a reward manager said of a row, in the terms of the recipe: correct, truncated, graded how.
 
 The recipe's own manager reports all of it. verl's `naive` and `dapo` report what the reward function returned: there an
-answer is correct when `acc`, or else its score, is at least `algorithm.r3.correct_from`, and truncation is measured
-here.
+answer is correct when `acc` says so, or else its score is at least `algorithm.r3.correct_from`, and truncation is
+measured here.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
@@ -47,23 +49,31 @@ class Reading:
         """What the later stages need to know of a fresh row, from its `extra_fields`, `rm_scores` and `responses`.
 
         Raises:
-            ValueError: the reward manager reports neither truncation nor is there what it could be measured by.
+            ValueError: the score is no finite number; the reward manager reports neither truncation nor is there what
+                it could be measured by.
         """
         info, score = row["extra_fields"].get("reward_extra_info", {}), float(row["rm_scores"].sum())
-        return {
+        if not math.isfinite(score):
+            raise ValueError(
+                f"a response to query {group} has the score {score}: nothing can be learned from it. Mend the reward "
+                "function, or use it with recipe.r3.reward_manager.R3RewardManager, which counts such answers as wrong"
+            )
+        failed = {"reward_error": True} if info.get("reward_error") else {}
+        return failed | {
             "group": group,
             "variant": row["extra_fields"].get("prompt_variant", PLAIN),
-            "correct": float(info.get("acc", score)) >= self.correct_from,
+            "correct": self._is_correct(info, score),
             "truncated": bool(info["truncated"]) if "truncated" in info else self._is_truncated(row, info),
             "score": score,
-            **self._grade(info, score),
+            "grade": float(info.get("score", info.get("acc", score))),
         }
 
-    def _grade(self, info: dict, score: float) -> dict:
-        """The score before the length bonus, where it is not simply 1 or 0."""
-        if "score_without_bonus" in info:
-            return {"grade": info["score_without_bonus"]}
-        return {} if "length_bonus" in info else {"grade": score}
+    def _is_correct(self, info: dict, score: float) -> bool:
+        """verl's managers put a score that comes without a verdict under `acc` themselves."""
+        acc = info.get("acc", score)
+        if isinstance(acc, bool) or "length_bonus" in info:
+            return bool(acc)
+        return acc >= self.correct_from
 
     def _is_truncated(self, row: dict, info: dict) -> bool:
         if self.max_response_length is None or "responses" not in row:
@@ -73,3 +83,12 @@ class Reading:
             )
         responses = row["responses"]
         return len(responses) >= self.max_response_length and int(responses[-1]) != self.eos_token_id
+
+
+def check_judged(tags: Iterable[dict], step: int) -> None:
+    """Raises RuntimeError where the reward function failed on every answer of a step."""
+    if all(tag.get("reward_error") for tag in tags):
+        raise RuntimeError(
+            f"step {step}: the reward function gave no score for any answer; it fails as the log says above "
+            "(reward.custom_reward_function, reward.reward_kwargs.grader_timeout_s)"
+        )

@@ -22,7 +22,8 @@ What later stages need to know of a row travels in its TransferQueue tag:
     group     query id                     correct    answer correct
     variant   plain | reflection           truncated  response hit the limit
     score     reward before any ranking    versions  how many steps' weights wrote it
-    grade     score before the length bonus, where it is not simply 1 or 0
+    grade     score before the length bonus: 1 or 0 unless a reward function grades
+    reward_error  where the reward function failed: true
     replay_age  of a replayed row: by how many steps older than those of this step the weights were that began it
     stored_log_probs  of a replayed row: whether its behaviour log-probs are known, and finite
 """
@@ -46,7 +47,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from .core_algos import REPLAY_MARK
 from .history import PLAIN, REFLECTION, History, Sample
 from .modes import SYNC
-from .outcome import Reading
+from .outcome import Reading, check_judged
 from .r3_config import ReplayConfig
 from .straggler import ABORTED
 
@@ -90,9 +91,8 @@ def dead_outcome(tags: list[dict]) -> bool | None:
     [1, 1, 1] and scores [1.9, 1.8, 1.7] by their lengths are dead: True. Wrong ones with grades [0.2, 0.5, 0.2] are
     not.
     """
-    fresh = [tag for tag in tags if is_fresh(tag)]
-    grades = {tag.get("grade", float(tag["correct"])) for tag in fresh}
-    return bool(fresh[0]["correct"]) if len(grades) == 1 else None
+    judged = {(bool(tag["correct"]), tag.get("grade", float(tag["correct"]))) for tag in tags if is_fresh(tag)}
+    return judged.pop()[0] if len(judged) == 1 else None
 
 
 def groups_of(batch: KVBatchMeta) -> dict[str, list[int]]:
@@ -245,6 +245,7 @@ class CrossContextReplayMixin:
             tq.kv_clear(keys=aborted, partition_id=batch.partition_id)
             batch = batch.select_keys(kept)
         assert kept, "rollouts are aborted only once one is finished"
+        check_judged(batch.tags, step)
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, tags=batch.tags)
         return batch, samples, unfinished
 

@@ -40,6 +40,9 @@ from .truths import accepted_answers
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
+TOLD = 20
+"""Most different failures of a reward function that one worker writes to the log; all are counted."""
+
 
 def is_correct(response: str, ground_truth: str, timeout_s: float = 5.0) -> bool:
     """Whether the last closed box of the response holds the ground truth. Works in any thread, never raises for what
@@ -122,6 +125,7 @@ class R3RewardManager(RewardManagerBase):
         if self.function is None:
             check_grader(self.reward_config.grader_workers)
         else:
+            self._told: set[str] = set()
             self.correct_from = config.algorithm.r3.correct_from
 
     async def run_single(self, data: DataProto) -> dict:
@@ -140,7 +144,7 @@ class R3RewardManager(RewardManagerBase):
                 **(
                     {"grader_timeout": float(failed)}
                     if self.function is None
-                    else {"score_without_bonus": score, "reward_error": float(failed)}
+                    else {"score": score, "reward_error": float(failed)}
                 ),
             },
         }
@@ -150,7 +154,8 @@ class R3RewardManager(RewardManagerBase):
         response = self.tokenizer.decode(tokens, skip_special_tokens=True)
         if self.function is not None:
             verdict = self.function(*_question(item, response))
-            if verdict.error is not None:
+            if verdict.error is not None and len(self._told) < TOLD and verdict.error not in self._told:
+                self._told.add(verdict.error)
                 logger.warning(f"the reward function {verdict.error}: the answer counts as wrong, with score 0")
             acc = verdict.acc if verdict.acc is not None else verdict.score >= self.correct_from
             return verdict.score, acc and verdict.error is None, verdict.error is not None

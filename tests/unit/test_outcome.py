@@ -1,5 +1,7 @@
 """Correct, truncated and graded, whichever reward manager reports it."""
 
+import math
+
 import pytest
 import torch
 
@@ -21,16 +23,23 @@ def read(info: dict, score: float = 1.0, correct_from: float = 1.0, **changes) -
 
 
 def test_the_recipes_manager_says_all_of_it():
-    expected = {"group": "q", "variant": PLAIN, "correct": True, "truncated": False, "score": 1.75}
+    expected = {"group": "q", "variant": PLAIN, "correct": True, "truncated": False, "score": 1.75, "grade": 1.0}
     assert read(OWN, 1.75) == expected
     assert read({**OWN, "acc": 0.0, "truncated": 1.0}, 0.0, variant=REFLECTION) == {
-        **{"group": "q", "variant": REFLECTION, "correct": False, "truncated": True, "score": 0.0}
+        **{"group": "q", "variant": REFLECTION, "correct": False, "truncated": True, "score": 0.0, "grade": 0.0}
     }
 
 
 def test_the_grade_of_a_reward_function_is_without_the_bonus():
-    tag = read({**OWN, "score_without_bonus": 1.0, "reward_error": 0.0}, 1.75)
-    assert (tag["grade"], tag["score"], tag["correct"]) == (1.0, 1.75, True)
+    tag = read({**OWN, "score": 2.0, "reward_error": 0.0}, 3.5, correct_from=5.0)
+    assert (tag["grade"], tag["score"], tag["correct"]) == (2.0, 3.5, True)
+    assert "reward_error" not in tag and read({**OWN, "score": 0.0, "reward_error": 1.0}, 0.0)["reward_error"]
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_no_number_ends_the_run(score):
+    with pytest.raises(ValueError, match="a response to query q has the score (nan|inf)"):
+        read({"acc": score}, score)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +76,6 @@ def test_a_group_of_unequal_grades_is_not_dead_and_one_of_equal_ones_is():
     assert dead_outcome(tags(0.2, 0.2, 0.2)) is False
     assert dead_outcome(tags(1.0, 1.0)) is True
     assert dead_outcome(tags(0.6, 0.9, threshold=0.5)) is None, "all correct, and better ones to learn from"
+    same = [read({"score": 0.5, "acc": acc}, 0.5) for acc in (True, False)]
+    assert dead_outcome(same) is None, "what is correct differs, so no side is the opposite one"
     assert dead_outcome([{**OWN, "correct": True, "score": s} for s in (1.9, 1.7)]) is True, "a bonus is no grade"

@@ -788,12 +788,18 @@ def test_validation_passes_through_untouched(make_buffer, history):
     assert history.size() == 1 and history.success_rates(["q"], 1) == {"q": 1.0}
 
 
-@pytest.mark.parametrize("name, info", [("acc", {"truncated": 0.0}), ("truncated", {"acc": 1.0, "score": 1.0})])
-def test_a_reward_without_correctness_or_truncation_says_what_is_missing(make_buffer, history, name, info):
-    write_group("q", ("right",) * N, step=1, info=info)
-    with pytest.raises(ValueError, match=f"reward_extra_info lacks '{name}'.*{list(info)[0]}.*R3RewardManager"):
+def test_a_reward_without_truncation_says_what_is_missing(make_buffer, history):
+    write_group("q", ("right",) * N, step=1, info={"acc": 1.0, "score": 1.0})
+    with pytest.raises(ValueError, match="reward_extra_info lacks 'truncated'.*acc.*R3RewardManager"):
         make_buffer().sample(1, "train", 1)
     assert history.size() == 0
+
+
+def test_a_step_in_which_the_reward_function_always_failed_ends_the_run(make_buffer, history):
+    write_group("q", ("wrong",) * N, step=1, info={"acc": 0.0, "truncated": 0.0, "reward_error": 1.0})
+    with pytest.raises(RuntimeError, match="step 1: the reward function gave no score for any answer"):
+        make_buffer().sample(1, "train", 1)
+    assert history.size() == 0, "a failure of the function is no attempt at the query"
 
 
 def test_a_rollout_that_stops_moving_ends_the_run(make_buffer):

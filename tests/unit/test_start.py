@@ -14,7 +14,7 @@ from r3_ext.config import compose_config, quoted
 from r3_ext.doctor import speed
 from r3_ext.failure import error_lines
 from r3_ext.metrics_file import MetricsFile
-from r3_ext.start import settle
+from r3_ext.start import FUNCTION, settle
 from r3_ext.summary import over_starts, read_cut, read_metrics, seconds_of
 
 pytestmark = pytest.mark.slow
@@ -82,6 +82,21 @@ def test_quoted_values_reach_the_config_as_they_are():
 def test_what_the_settings_cannot_hold_is_refused(value):
     with pytest.raises(ValueError, match="rename it"):
         quoted(value)
+
+
+def test_a_reward_function_is_found_from_elsewhere_and_a_changed_one_is_another_run(tmp_path, monkeypatch):
+    file = tmp_path / "it's mine.py"
+    file.write_text("def compute_score(): pass")
+    folder = begin("--run", "a", f"{FUNCTION}=it's mine.py".replace("it's mine.py", quoted("it's mine.py")))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    start = start_of(str(folder), resume=True)
+    config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
+    assert config.reward.custom_reward_function.path == str(file)
+    assert start.check(config, True, lambda text: None) == {}
+    file.write_text("def compute_score(): return 1")
+    with pytest.raises(ValueError, match=f"started with other settings: content of {FUNCTION}"):
+        start.check(config, True, lambda text: None)
 
 
 def test_a_run_that_goes_on_keeps_method_profile_options_and_overrides():
