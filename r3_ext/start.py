@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from r3_ext import changes as changing
 from r3_ext import private_network
 from r3_ext.changes import Changes
-from r3_ext.config import EXAMPLE_CONFIG, HYDRA, ROOT, check_choice, quoted, resolved
+from r3_ext.config import EXAMPLE_CONFIG, HYDRA, ROOT, check_choice, parse_override, quoted, resolved
 from r3_ext.cpu import world
 from r3_ext.doctor.speed import ATTENTION, attention_override
 from r3_ext.metrics_file import split
@@ -262,7 +261,7 @@ def _at_its_place(override: str) -> str:
     key = override.partition("=")[0]
     if key.lstrip("+") != FUNCTION:
         return override
-    path = OverridesParser.create().parse_override(override).value()
+    path = parse_override(override).value()
     return f"{key}={_hydra_value(_absolute(path))}" if isinstance(path, str) else override
 
 

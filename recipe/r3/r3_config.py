@@ -63,7 +63,7 @@ ATTEMPT_WORDS = (
 @dataclass
 class HistoryConfig(BaseConfig):
     path: str = "history.sqlite"
-    """SQLite file of the sample buffer, one trainer per file. r3_trainer.yaml puts it beside the checkpoints."""
+    """SQLite file of the sample buffer, one trainer per file. r3.yaml puts it beside the checkpoints."""
     max_per_outcome: int = 16
     """[U] Stored trajectories kept per query and outcome (correct, wrong); the oldest leave first. Statistics stay."""
     max_gib: float = 32.0
@@ -304,7 +304,7 @@ def load_r3_config(config: DictConfig) -> R3Config:
     """
     node = OmegaConf.select(config, "algorithm.r3")
     if node is None:
-        raise ValueError("algorithm.r3 is missing: start from recipe/r3/config/r3_trainer.yaml")
+        raise ValueError("algorithm.r3 is missing: add recipe/r3/config/r3.yaml")
     return _build(R3Config, OmegaConf.to_container(node, resolve=True), "algorithm.r3")
 
 

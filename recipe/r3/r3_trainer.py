@@ -70,7 +70,7 @@ from .workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker, R3Detac
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 OWN = {"path": "pkg://recipe.r3.replay_buffer", "name": "R3ReplayBuffer"}
-"""The custom sampler of r3_trainer.yaml: the recipe's."""
+"""The custom sampler of r3.yaml: the recipe's."""
 
 
 class R3Mixin(MeasuredMixin):

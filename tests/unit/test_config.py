@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def shipped() -> DictConfig:
-    """recipe/r3/config/r3_trainer.yaml over verl's ppo_trainer, composed as the command does it."""
+    """recipe/r3/config/r3.yaml over verl's ppo_trainer, composed as the command does it."""
     with initialize_config_dir(str(Path(r3_config.__file__).parent / "config"), version_base=None):
         return compose("r3_trainer")
 
@@ -209,7 +209,7 @@ def test_a_configuration_without_r3_names_the_file_to_start_from(shipped):
     config = part(shipped)
     with open_dict(config):
         del config.algorithm["r3"]
-    with pytest.raises(ValueError, match="algorithm.r3 is missing: start from recipe/r3/config/r3_trainer.yaml"):
+    with pytest.raises(ValueError, match="algorithm.r3 is missing: add recipe/r3/config/r3.yaml"):
         load_r3_config(config)
 
 
