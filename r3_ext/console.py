@@ -28,6 +28,8 @@ def step_line(row: dict, width: int) -> str:
     parts.append(f"{row['timing_s/step']:.1f}s")
     if (accuracy := validation_accuracy(row)) is not None:
         parts.insert(2, f"val {accuracy:.3f}")
+    if errors := row.get("reward/errors"):
+        parts.insert(1, f"no score {int(errors)}")
     while len("  ".join(parts)) > width and len(parts) > 2:
         parts.pop()
     return "  ".join(parts)
@@ -98,6 +100,8 @@ def closing_table(summary: dict) -> Table:
         table.add_row("replayed rows", f"{summary['replayed_rows']:,}")
         reflection = summary["reflection"]
         table.add_row("reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}")
+    if summary["reward_errors"]:
+        table.add_row("answers without a score", f"{summary['reward_errors']:,}: the reward function failed, see run.log")
     table.add_row("reward, first to last", f"{reward['first']} to {reward['last']}")
     if val["first"] is not None:
         table.add_row("validation accuracy", f"{val['first']} to {val['last']}")

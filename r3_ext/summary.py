@@ -113,6 +113,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
             "solved": total("reflection/solved"),
             "prompt_tokens": total("reflection/prompt_tokens"),
         },
+        "reward_errors": total("reward/errors"),
         "reward": {
             "first": round(mean(rewards[:window]), 4) if rewards else None,
             "last": round(mean(rewards[-window:]), 4) if rewards else None,

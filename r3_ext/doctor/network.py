@@ -31,7 +31,7 @@ def check_network(config: DictConfig) -> list[Finding]:
         return [Finding(OK, "network", "the run gets one of its own, which nobody else can reach")]
     if cluster:
         found = f"{cluster}: {WHAT}"
-        advice = "let nobody else reach the nodes: a network of their own, or a packet filter (README)"
+        advice = "let nobody else reach the nodes: a network of their own, or a packet filter (r3_ext/README.md)"
         return [Finding(WARN, "network", found, advice), *(check_token() if os.environ.get("RAY_ADDRESS") else [])]
     reached_by = [*reaching_hosts(), *other_users()]
     if not reached_by:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from .history import PLAIN
 
@@ -43,7 +43,9 @@ class Reading:
 
     @classmethod
     def of(cls, config: DictConfig, tokenizer) -> "Reading":
-        return cls(config.algorithm.r3.correct_from, config.data.max_response_length, tokenizer.eos_token_id)
+        # verl's own trainers measure with this too, on configs that hold nothing of R^3.
+        correct_from = OmegaConf.select(config, "algorithm.r3.correct_from", default=cls.correct_from)
+        return cls(correct_from, config.data.max_response_length, tokenizer.eos_token_id)
 
     def tag(self, row: dict, group: str) -> dict:
         """What the later stages need to know of a fresh row, from its `extra_fields`, `rm_scores` and `responses`.

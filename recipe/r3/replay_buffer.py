@@ -222,7 +222,7 @@ class CrossContextReplayMixin:
                 continue
             kept.append(key)
             tag.update(self.reading.tag(row, query_id), versions=versions_of(tag))
-            if not len(row["responses"]):
+            if not len(row["responses"]) or "reward_error" in tag:  # right or wrong, nobody knows
                 unfinished.append((query_id, variant))
                 continue
             log_probs, version = row.get("rollout_log_probs"), tag.get("min_global_steps")

@@ -802,6 +802,15 @@ def test_a_step_in_which_the_reward_function_always_failed_ends_the_run(make_buf
     assert history.size() == 0, "a failure of the function is no attempt at the query"
 
 
+def test_an_answer_without_a_score_is_not_stored(make_buffer, history):
+    write_group("q", ("wrong",) * N, step=1, info={"acc": 0.0, "truncated": 0.0, "reward_error": 1.0})
+    write_group("r", ("wrong",) * N, step=1, info={"acc": 0.0, "truncated": 0.0, "reward_error": 0.0})
+    batch, _ = make_buffer().sample(1, "train", 2)
+    assert sum(tag.get("reward_error", False) for tag in batch.tags) == N
+    assert history.size() == N and not history.draw("q", False, 1, random.Random(0))
+    assert history.success_rates(["q", "r"], 1) == {"q": 0.0, "r": 0.0}, "it counts as an attempt"
+
+
 def test_a_rollout_that_stops_moving_ends_the_run(make_buffer):
     buffer = make_buffer(stall_timeout_s=0.3)
     write_group("q", ("right",) * N, step=1)

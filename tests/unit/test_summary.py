@@ -1,11 +1,13 @@
 """summary.json and the console lines, from rows of metrics.jsonl."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
-from r3_ext.console import step_line
-from r3_ext.summary import read_metrics, summarise
+from r3_ext.console import closing_table, step_line
+from r3_ext.summary import over_starts, read_metrics, summarise
 
 
 def row(step, score, **extra):
@@ -81,3 +83,14 @@ def test_a_torn_last_line_is_left_out(tmp_path):
 def test_step_lines_fit_the_terminal_and_keep_step_and_reward(width):
     line = step_line(row(7, 0.5), width)
     assert len(line) <= width and line.startswith("step    7  reward 0.500")
+
+
+def test_answers_without_a_score_are_told():
+    failed = {**row(7, 0.5), "reward/errors": 3}
+    assert "no score 3" in step_line(failed, 60) and "no score" not in step_line(row(7, 0.5), 60)
+    tables = []
+    for rows in ([row(1, 0.5), failed], [row(1, 0.5)]):
+        console = Console(file=io.StringIO(), width=120)
+        console.print(closing_table(summarise(rows, 4, 2, 1.0) | over_starts([], [])))
+        tables.append(console.file.getvalue())
+    assert "3: the reward function failed" in tables[0] and "without a score" not in tables[1]
