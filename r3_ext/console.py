@@ -101,7 +101,9 @@ def closing_table(summary: dict) -> Table:
         reflection = summary["reflection"]
         table.add_row("reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}")
     if summary["reward_errors"]:
-        table.add_row("answers without a score", f"{summary['reward_errors']:,}: the reward function failed, see run.log")
+        table.add_row(
+            "answers without a score", f"{summary['reward_errors']:,}: the reward function failed, see run.log"
+        )
     table.add_row("reward, first to last", f"{reward['first']} to {reward['last']}")
     if val["first"] is not None:
         table.add_row("validation accuracy", f"{val['first']} to {val['last']}")

@@ -71,7 +71,7 @@ ENVIRONMENT = {
     # Actor and vLLM take turns, small matrices gain nothing from a second thread, and threads that wait spin: on a
     # busy machine two of them make a step several times as long.
     "OMP_NUM_THREADS": "1",
-    # vLLM's sampler would be compiled: a step takes as long without (benchmarks/README.md), and no C++ compiler is needed.
+    # vLLM's sampler would be compiled: a step takes as long without (benchmarks/README.md), and needs no C++ compiler.
     "TORCHDYNAMO_DISABLE": "1",
     # What verl sets in the processes of a run, and vLLM in those that it spawns there.
     "TOKENIZERS_PARALLELISM": "true",

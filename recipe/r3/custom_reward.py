@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from numbers import Number
 
+import numpy as np  # noqa: F401 - rows of a data set hold its arrays: here it is loaded before memory is limited
+
 from .process_pool import Pool, Worker, questions
 
 

@@ -31,6 +31,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 START_TIMEOUT_S = 120
 """A worker imports in seconds; this much is for a node that is starting everything at once."""
@@ -39,7 +40,8 @@ START_ATTEMPTS = 3
 """A worker may be killed for memory while it starts; one that cannot start fails each time."""
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
-"""Address space of a worker process. What needs more has no answer, and the machine keeps its memory."""
+"""Address space for answers, beyond what a worker has loaded. What needs more has none, and the machine keeps its
+memory."""
 
 IDLE_CHECK_S = 1.0
 """How often an idle worker looks whether its parent still lives."""
@@ -148,7 +150,8 @@ def questions(connection: Connection, parent_pid: int) -> Iterator[object]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    soft = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
+    loaded = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft = loaded + MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(loaded + MEMORY_LIMIT_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     connection.send_bytes(b"ready")

@@ -1,7 +1,7 @@
 """Runs of the real command on a tiny model: verl's trainer, Ray, TransferQueue, FSDP2 and vLLM on the CPU.
 
 Two runs compare bit for bit only on one recording of the rollouts (verl's `skip.rollout_tq`): vLLM under load is not
-deterministic. `recording` makes one with stock GRPO; every comparison replays it.
+deterministic. `recording` makes one with stock GRPO and a graded reward function; every comparison replays it.
 """
 
 import json
@@ -33,6 +33,9 @@ SMALL = [
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",
 ]
+
+GRADED = [f"reward.custom_reward_function.path={Path(__file__).with_name('graded_reward.py')}"]
+VERLS_MANAGER = ["reward.reward_manager.source=register", "reward.reward_manager.name=naive"]
 
 
 @dataclass
@@ -150,7 +153,7 @@ def skip_overrides(folder: Path, steps: int = STEPS) -> list[str]:
 
 @pytest.fixture(scope="session")
 def recording(tmp_path_factory, train) -> Path:
-    """Rollouts of `STEPS` steps of stock GRPO."""
+    """Rollouts of `STEPS` steps of GRPO, scored by a reward function of the user's in verl's own manager."""
     folder = tmp_path_factory.mktemp("recording")
-    train("grpo", "record", *skip_overrides(folder))
+    train("grpo", "record", *skip_overrides(folder), *GRADED, *VERLS_MANAGER)
     return folder

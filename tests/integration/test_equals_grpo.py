@@ -2,6 +2,7 @@
 
 import shutil
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from verl.utils import tensordict_utils as tu
 from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
 from recipe.r3.replay_buffer import rows_of
 
-from .conftest import STEPS, Run, assert_equal_weights, skip_overrides
+from .conftest import GRADED, STEPS, VERLS_MANAGER, Run, assert_equal_weights, skip_overrides
 
 pytestmark = pytest.mark.integration
 
@@ -29,10 +30,18 @@ def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, record
     save = [f"trainer.save_freq={STEPS}", *skip_overrides(recording)]
     # Verl's trainer as it comes: without the measurements that `r3 run --method grpo` adds, and every process of it a
     # new interpreter, while those of the other run are forks of one that serves the whole suite.
-    grpo = train("grpo", "grpo", *save, "trainer.v1.trainer_mode=sync", forks=False)
-    off = train("r3", "off", *save, *OFF)
+    grpo = train("grpo", "grpo", *save, *GRADED, *VERLS_MANAGER, "trainer.v1.trainer_mode=sync", forks=False)
+    off = train("r3", "off", *save, *GRADED, *OFF)
 
     assert_equal_training(grpo, off)
+    # Graded scores trained: the reward function that was recorded was the user's own.
+    rows = [row for file in recording.rglob("tq_batch.pt") for row in scores_of(file)]
+    assert {round(score, 6) for score in rows} == {0.0, 0.3, 1.0}
+
+
+def scores_of(file: Path) -> list[float]:
+    data = torch.load(file, weights_only=False)["tensordict"].select("rm_scores")
+    return [float(row["rm_scores"].sum()) for row in rows_of(data)]
 
 
 @pytest.fixture
@@ -55,7 +64,7 @@ def one_group(asynchronous_recording):
         groups = defaultdict(list)
         for position, key in enumerate(payload["keys"]):
             groups[key.split("_")[0]].append(position)
-        scores = [float(row["rm_scores"].sum()) for row in rows_of(payload["tensordict"].select("rm_scores"))]
+        scores = scores_of(file)
         mixed = next(rows for rows in groups.values() if len({scores[row] for row in rows}) > 1)
         payload["tensordict"] = tu.index_select_tensor_dict(payload["tensordict"], mixed)
         for name in ("keys", "tags"):

@@ -8,7 +8,9 @@ import pytest
 from r3_ext.cli import COMMANDS
 from r3_ext.config import ROOT
 
-TRACKED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+TRACKED = subprocess.run(
+    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
+).stdout.split()
 PAGES = [ROOT / name for name in TRACKED]
 
 

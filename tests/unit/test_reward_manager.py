@@ -61,26 +61,35 @@ MAX_RESPONSE_LENGTH = 64
 
 
 @pytest.fixture(scope="module")
-def reward_worker(tmp_path_factory):
-    """verl's own reward worker, which loads the manager from the configuration, with one token per byte."""
+def tokenizer(tmp_path_factory):
+    """One token per byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytes_only = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_only.decoder = decoders.ByteLevel()
     path = tmp_path_factory.mktemp("tokenizer")
     PreTrainedTokenizerFast(tokenizer_object=bytes_only, eos_token="<eos>", pad_token="<eos>").save_pretrained(path)
-    overrides = [
-        f"actor_rollout_ref.model.path={path}",
-        f"data.max_response_length={MAX_RESPONSE_LENGTH}",
+    return path
+
+
+@pytest.fixture(scope="module")
+def reward_worker(tokenizer):
+    """verl's own reward worker, which loads the manager from the configuration."""
+    worker = make_worker(
+        tokenizer,
         "reward.reward_manager.source=importlib",
         "reward.reward_manager.name=R3RewardManager",
         "reward.reward_manager.module.path=pkg://recipe.r3.reward_manager",
         "+reward.reward_kwargs={length_bonus: true, length_bonus_max_tokens: 128, grader_timeout_s: 1.0}",
-    ]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        worker = RewardLoopWorker(compose("ppo_trainer", overrides))
+    )
     assert isinstance(worker.reward_manager, R3RewardManager)
     return worker
+
+
+def make_worker(tokenizer, *overrides: str) -> RewardLoopWorker:
+    own = [f"actor_rollout_ref.model.path={tokenizer}", f"data.max_response_length={MAX_RESPONSE_LENGTH}"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return RewardLoopWorker(compose("ppo_trainer", [*own, *overrides]))
 
 
 def agent_loop_row(worker, response: str, ground_truth, ended: bool = True) -> DataProto:
@@ -95,7 +104,8 @@ def agent_loop_row(worker, response: str, ground_truth, ended: bool = True) -> D
 
 
 def score(worker, *args, **kwargs) -> dict:
-    return asyncio.run(worker.compute_score(agent_loop_row(worker, *args, **kwargs)))
+    row = agent_loop_row(worker, *args, **kwargs)
+    return worker.reward_manager.loop.run_until_complete(worker.compute_score(row))
 
 
 def test_a_correct_response_earns_one_and_the_bonus(reward_worker):
@@ -117,6 +127,33 @@ def test_truncated_means_full_length_without_an_end_token(reward_worker):
         info = score(reward_worker, response, 5, ended=ended)["reward_extra_info"]
         assert (info["truncated"], info["acc"], info["response_length"]) == (truncated, acc, MAX_RESPONSE_LENGTH)
     assert score(reward_worker, "stopped early", 5, ended=False)["reward_extra_info"]["truncated"] == 0
+
+
+def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenizer, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+                    "    if solution_str == 'bad': raise ValueError(solution_str)\n"
+                    "    return {'score': len(solution_str) / 8, 'acc': solution_str == ground_truth}\n")  # fmt: skip
+    named = f"reward.custom_reward_function.path={file}"
+    r3 = make_worker(
+        *(tokenizer, named, "+algorithm.r3={correct_from: 1.0}", "+reward.reward_kwargs={length_bonus: false}"),
+        "reward.reward_manager.source=importlib",
+        "reward.reward_manager.name=R3RewardManager",
+        "reward.reward_manager.module.path=pkg://recipe.r3.reward_manager",
+    )
+    verls = make_worker(tokenizer, named)
+    assert not isinstance(verls.reward_manager, R3RewardManager)
+    try:
+        for response, truth, acc in (("right", "right", 1.0), ("wrong", "right", 0.0), ("", "right", 0.0)):
+            ours, theirs = (score(worker, response, truth) for worker in (r3, verls))
+            assert ours["reward_score"] == theirs["reward_score"] == len(response) / 8
+            info = ours["reward_extra_info"]
+            assert (info["acc"], info["score"], info["reward_error"]) == (acc, len(response) / 8, 0.0)
+        failed = score(r3, "bad", "bad")
+        assert failed["reward_score"] == 0.0
+        assert (failed["reward_extra_info"]["acc"], failed["reward_extra_info"]["reward_error"]) == (0.0, 1.0)
+    finally:
+        r3.reward_manager.function.close()
 
 
 @pytest.mark.parametrize("ground_truth", ["0.5", 0.5, ["7", r"\frac12"], np.array([7, 0.5])])
