@@ -146,8 +146,8 @@ def _accept_doubled_backend() -> None:
 
 
 def _pin_nothing() -> None:
-    """FSDP2 keeps verl's reference policy in pinned memory, which takes an accelerator's driver: nothing is copied to one
-    here, so memory stays as it is."""
+    """FSDP2 keeps verl's reference policy in pinned memory, which takes an accelerator's driver. Nothing is copied to
+    an accelerator here: memory stays as it is."""
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor
 
 
