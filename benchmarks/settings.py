@@ -49,6 +49,7 @@ SMALL = (
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 CORRECTION = "algorithm.rollout_correction"
 BEHAVIOR = "algorithm.r3.replay.correction=behavior"
+REJECTION = (f"{CORRECTION}.rollout_rs=seq_mean_k1", f"{CORRECTION}.rollout_rs_threshold=0.9_1.1")
 REFLECTION_ALONE = ("algorithm.r3.replay.enable=False", "algorithm.r3.ranking.enable=False")
 LORA = (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=16")
 TWO_RANKS = ("trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2")
@@ -99,13 +100,11 @@ SETTINGS = (
     Setting("TIS", (f"{CORRECTION}.rollout_is=token",)),
     Setting("TIS, of replayed rows too", (f"{CORRECTION}.rollout_is=token", BEHAVIOR)),
     Setting("TIS, a weight for each row", (f"{CORRECTION}.rollout_is=sequence", BEHAVIOR)),
+    Setting("rejection sampling", REJECTION),
     Setting(
-        "rejection sampling",
-        (
-            f"{CORRECTION}.rollout_rs=seq_mean_k1",
-            f"{CORRECTION}.rollout_rs_threshold=0.9_1.1",
-            *(f"{CORRECTION}.rollout_is=token", BEHAVIOR),
-        ),
+        "rejection sampling, of replayed rows too",
+        (*REJECTION, f"{CORRECTION}.rollout_is=token", BEHAVIOR),
+        refused=f"{CORRECTION}.rollout_rs",
     ),
     Setting("no log-prob pass", (f"{CORRECTION}.bypass_mode=True",), refused="algorithm.r3.ranking.enable"),
     Setting("no log-prob pass, reflection alone", (f"{CORRECTION}.bypass_mode=True", *REFLECTION_ALONE)),

@@ -413,6 +413,13 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "behavior needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",
         ),
         (
+            "algorithm.rollout_correction.rollout_rs",
+            not (r3.replay.enable and r3.replay.correction == "behavior") or not correction.get("rollout_rs"),
+            f"{correction.get('rollout_rs')} with algorithm.r3.replay.correction=behavior rejects replayed rows whose "
+            "rewards stay in the mean of their group: its fresh rows are then all pushed the same way. Set it to null, "
+            "or the correction to current",
+        ),
+        (
             "algorithm.r3.replay.selection",
             not (r3.replay.enable and r3.replay.selection == "lowest_entropy") or bool(rollout.calculate_log_probs),
             "lowest_entropy needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",

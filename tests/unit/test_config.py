@@ -280,6 +280,10 @@ COMBINATIONS = [
         "algorithm.rollout_correction.rollout_is: None, or rollout_rs=token_k1, needs .*, or both to null",
     ),
     (
+        {**BEHAVIOR, "algorithm.rollout_correction.rollout_rs": "seq_mean_k1"},
+        "algorithm.rollout_correction.rollout_rs: seq_mean_k1 with .*Set it to null, or the correction to current",
+    ),
+    (
         {"actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode"},
         "actor_rollout_ref.actor.policy_loss.loss_mode: bypass_mode takes old .*Use vanilla",
     ),
@@ -326,6 +330,8 @@ OFF = {f"algorithm.r3.{name}.enable": False for name in ("replay", "reflection",
         {"actor_rollout_ref.rollout.n": 2},
         {PARALLEL: 2},
         SDPA,
+        {"algorithm.rollout_correction.rollout_rs": "seq_mean_k1"},
+        {**BEHAVIOR, "algorithm.rollout_correction.rollout_rs": "seq_mean_k1", "algorithm.r3.replay.enable": False},
         {
             **{**OFF, "algorithm.rollout_correction.bypass_mode": True},
             "actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode",
