@@ -145,6 +145,12 @@ def _accept_doubled_backend() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
+def _pin_nothing() -> None:
+    """FSDP2 keeps verl's reference policy in pinned memory, which takes an accelerator's driver. Nothing is copied to
+    an accelerator here: memory stays as it is."""
+    torch.Tensor.pin_memory = lambda tensor, device=None: tensor
+
+
 def activate() -> None:
     """Make this process one of the CPU platform. Called once per process, while verl is being imported."""
     platform_manager.PlatformRegistry.register(platform="cpu")(PlatformCPU)
@@ -155,5 +161,6 @@ def activate() -> None:
     # thread, and threads that wait spin: on a busy machine two of them make a step several times as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _accept_doubled_backend()
+    _pin_nothing()
     forkserver.use_for_spawned_processes()
     vllm_distribution.present()

@@ -326,11 +326,15 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
     algorithm, rollout, data = config.algorithm, config.actor_rollout_ref.rollout, config.data
     correction = algorithm.get("rollout_correction") or {}
     filter_groups = algorithm.get("filter_groups") or {}
-    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    mini_batch = actor.ppo_mini_batch_size
     budget = r3.reflection.budget(data.max_prompt_length)
     max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     reflection, mode = r3.reflection.enable, config.trainer.v1.trainer_mode
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    fsdp = actor.fsdp_config
+    parallel = max(actor.ulysses_sequence_parallel_size, fsdp.ulysses_sequence_parallel_size)
+    # verl's own default, of models that name no other.
+    attention = model.override_config.get("attn_implementation", "flash_attention_2")
     return [
         (
             "algorithm.adv_estimator",
@@ -409,6 +413,13 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "behavior needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",
         ),
         (
+            "algorithm.rollout_correction.rollout_rs",
+            not (r3.replay.enable and r3.replay.correction == "behavior") or not correction.get("rollout_rs"),
+            f"{correction.get('rollout_rs')} with algorithm.r3.replay.correction=behavior rejects replayed rows whose "
+            "rewards stay in the mean of their group: its fresh rows are then all pushed the same way. Set it to null, "
+            "or the correction to current",
+        ),
+        (
             "algorithm.r3.replay.selection",
             not (r3.replay.enable and r3.replay.selection == "lowest_entropy") or bool(rollout.calculate_log_probs),
             "lowest_entropy needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",
@@ -431,6 +442,26 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             f"actor_rollout_ref.rollout.max_model_len={max_model_len}; raise it or lower the budget",
         ),
         (
+            "algorithm.rollout_correction.rollout_is",
+            bool(rollout.calculate_log_probs) or not (correction.get("rollout_is") or correction.get("rollout_rs")),
+            f"{correction.get('rollout_is')}, or rollout_rs={correction.get('rollout_rs')}, needs the log-probs of the "
+            "rollout, without which verl corrects nothing and says nothing: set "
+            "actor_rollout_ref.rollout.calculate_log_probs=True, or both to null",
+        ),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            actor.policy_loss.loss_mode != "bypass_mode" or bool(correction.get("bypass_mode")),
+            "bypass_mode takes old log-probs for the rollout's, which they are only with "
+            "algorithm.rollout_correction.bypass_mode=True; here they are the trainer's. Use vanilla",
+        ),
+        (
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+            parallel == 1 or attention.startswith("flash_attention"),
+            f"{parallel} with attn_implementation={attention}: verl gathers the parts of a row for flash attention "
+            "alone; here each rank would attend to its own part, and all log-probs would be wrong. Set "
+            "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2, or 1 here",
+        ),
+        (
             "actor_rollout_ref.actor.ppo_mini_batch_size",
             mini_batch > 0 and data.train_batch_size % mini_batch == 0,
             f"{mini_batch} must divide data.train_batch_size={data.train_batch_size}, "
@@ -438,7 +469,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         ),
         (
             "actor_rollout_ref.actor.shuffle",
-            not (config.actor_rollout_ref.actor.get("shuffle") and (r3.replay.enable or r3.ranking.enable)),
+            not (actor.get("shuffle") and (r3.replay.enable or r3.ranking.enable)),
             "True would tear apart the groups that replay and ranking repair: each trains whole in one optimizer step, "
             "in an order made for that; set it to False",
         ),

@@ -339,7 +339,13 @@ class R3Mixin(MeasuredMixin):
         batch = super()._compute_advantage(batch, metrics)
         if scores:
             # Whoever looks at rewards from here on, verl's metrics for one, is to see those of the answers.
-            fields = list_of_dict_to_tensordict([{"rm_scores": score} for score in scores.values()])
+            fields = [{"rm_scores": score} for score in scores.values()]
+            if self.config.algorithm.use_kl_in_reward:  # verl reports rewards less the penalty, then
+                names = ["rm_scores", "token_level_rewards"]
+                data = tq.kv_batch_get(keys=list(scores), partition_id=batch.partition_id, select_fields=names)
+                for field, row in zip(fields, rows_of(data), strict=True):
+                    field["token_level_rewards"] = field["rm_scores"] + row["token_level_rewards"] - row["rm_scores"]
+            fields = list_of_dict_to_tensordict(fields)
             tq.kv_batch_put(keys=list(scores), partition_id=batch.partition_id, fields=fields)
         return batch
 

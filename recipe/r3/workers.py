@@ -25,6 +25,7 @@ import torch
 from tensordict import TensorDict
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from . import engine  # noqa: F401  registers itself
@@ -77,7 +78,16 @@ class R3TrainingWorker(TrainingWorker):
         self._received.append(column(data["uid"]))
         if self._described is not None:
             self._described.append(describe_rows(data))
+        # What sums over rows are divided by. verl's number counts its empty padding rows: with appended rows there are
+        # some in most steps, and with fixed micro-batches many.
+        tu.assign_non_tensor(data, global_batch_size=self._trained_rows(data))
         return super().train_batch(data)
+
+    def _trained_rows(self, data: TensorDict) -> int:
+        """Rows with a token to train in this optimizer step, of all ranks; at least 1, as it divides."""
+        rows = torch.tensor(trained_rows(data), device=get_device_id())
+        torch.distributed.all_reduce(rows, group=self.engine.get_data_parallel_group())
+        return max(1, rows.item())
 
     def _split_groups(self, passes: int) -> int:
         """`split_groups` of the steps that all ranks together took, pass by pass."""
@@ -92,6 +102,11 @@ class R3TrainingWorker(TrainingWorker):
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, f"rank_{self.engine.get_data_parallel_rank()}.jsonl"), "w") as file:
             file.writelines(json.dumps(rows) + "\n" for rows in self._described)
+
+
+def trained_rows(data: TensorDict) -> int:
+    """Rows of which a token is trained: loss masks [1, 1] and [0, 0] give 1."""
+    return sum(bool(mask.any()) for mask in column(data["loss_mask"]))
 
 
 def describe_rows(data: TensorDict) -> list[dict]:

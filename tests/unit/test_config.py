@@ -220,6 +220,8 @@ def test_the_reflection_budget_is_the_prompt_length_unless_set(own, budget):
 
 # combinations: verl's defaults are max_prompt_length = max_response_length = 512, train_batch_size 1024
 
+SDPA = {"actor_rollout_ref.model.override_config.attn_implementation": "sdpa"}
+PARALLEL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 BEHAVIOR = {"algorithm.r3.replay.correction": "behavior", "algorithm.rollout_correction.rollout_is": "token"}
 COMBINATIONS = [
     ({"algorithm.adv_estimator": "grpo"}, "algorithm.adv_estimator: must be r3 .* got 'grpo'"),
@@ -270,6 +272,27 @@ COMBINATIONS = [
         "algorithm.r3.replay.selection: .*set actor_rollout_ref.rollout.calculate_log_probs=True",
     ),
     (
+        {"algorithm.rollout_correction.rollout_is": "token", "actor_rollout_ref.rollout.calculate_log_probs": False},
+        "algorithm.rollout_correction.rollout_is: token, .*set actor_rollout_ref.rollout.calculate_log_probs=True",
+    ),
+    (
+        {"algorithm.rollout_correction.rollout_rs": "token_k1", "actor_rollout_ref.rollout.calculate_log_probs": False},
+        "algorithm.rollout_correction.rollout_is: None, or rollout_rs=token_k1, needs .*, or both to null",
+    ),
+    (
+        {**BEHAVIOR, "algorithm.rollout_correction.rollout_rs": "seq_mean_k1"},
+        "algorithm.rollout_correction.rollout_rs: seq_mean_k1 with .*Set it to null, or the correction to current",
+    ),
+    (
+        {"actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode"},
+        "actor_rollout_ref.actor.policy_loss.loss_mode: bypass_mode takes old .*Use vanilla",
+    ),
+    ({**SDPA, PARALLEL: 2}, f"{PARALLEL}: 2 with attn_implementation=sdpa: .*flash_attention_2, or 1"),
+    (
+        {**SDPA, "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": 4},
+        f"{PARALLEL}: 4 with attn_implementation=sdpa",
+    ),
+    (
         {"algorithm.r3.reflection.max_prompt_tokens": 513},
         "algorithm.r3.reflection.max_prompt_tokens: 513 exceeds data.max_prompt_length=512",
     ),
@@ -305,6 +328,14 @@ OFF = {f"algorithm.r3.{name}.enable": False for name in ("replay", "reflection",
         {**OFF, "algorithm.rollout_correction.bypass_mode": True, "algorithm.r3.reflection.enable": True},
         {**OFF, "actor_rollout_ref.actor.shuffle": True},
         {"actor_rollout_ref.rollout.n": 2},
+        {PARALLEL: 2},
+        SDPA,
+        {"algorithm.rollout_correction.rollout_rs": "seq_mean_k1"},
+        {**BEHAVIOR, "algorithm.rollout_correction.rollout_rs": "seq_mean_k1", "algorithm.r3.replay.enable": False},
+        {
+            **{**OFF, "algorithm.rollout_correction.bypass_mode": True},
+            "actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode",
+        },
         BEHAVIOR,
         {"algorithm.r3.replay.correction": "behavior", "algorithm.r3.replay.enable": False},
         {"algorithm.r3.reflection.max_prompt_tokens": 512, "actor_rollout_ref.rollout.max_model_len": 1024},

@@ -81,6 +81,26 @@ print(total.tolist(), torch.distributed.get_backend())
 
 
 @pytest.mark.slow
+def test_a_model_is_kept_in_pinned_memory_as_verl_keeps_its_reference_policy():
+    """torch asks an accelerator's driver for such memory and raises where there is none."""
+    code = """
+import torch, verl
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from verl.utils.distributed import initialize_global_process_group_ray
+initialize_global_process_group_ray()
+torch.manual_seed(0)
+layer, given = torch.nn.Linear(3, 2), torch.ones(1, 3)
+expected = layer(given)
+mesh = torch.distributed.init_device_mesh("cpu", (1,))
+fully_shard(layer, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=True))
+print(torch.equal(layer(given), expected))
+"""
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    done = run_python(code, VERL_PLATFORM="cpu", **group)
+    assert done.stdout.split() == ["True"], done.stderr
+
+
+@pytest.mark.slow
 def test_vllm_is_found_under_the_name_verl_asks_for():
     pytest.importorskip("vllm")
     done = run_python("import verl, importlib.metadata as m; print(m.version('vllm'))", VERL_PLATFORM="cpu")
