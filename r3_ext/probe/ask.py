@@ -3,18 +3,19 @@ wrong attempt, in the prompts that training would give them."""
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from omegaconf import DictConfig
 
 from r3_ext import data
 from r3_ext.evaluate import EvaluationError, plan, score
 from r3_ext.evaluate.benchmarks import Benchmark, content_hash
 from r3_ext.probe.quantities import Plain, Reflected, is_hard
-from recipe.r3.r3_config import ReflectionConfig
+from recipe.r3.r3_config import R3Config
 from recipe.r3.reflection import build_reflection_messages
 
 NAME = "probe"
@@ -24,14 +25,7 @@ AHEAD = 2
 the ranking foresees it."""
 
 Messages = list[dict]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of a prompt and of a response, in tokens."""
-
-    prompt: int
-    response: int
+Asked = list[tuple[data.Problem, Messages]]
 
 
 class Chat:
@@ -49,7 +43,7 @@ class Chat:
         template = {"add_generation_prompt": True, "tokenize": True, "return_dict": False, **self.template_kwargs}
         return list(self.tokenizer.apply_chat_template(messages, **template))
 
-    def attempt(self, text: str, limit: int) -> list[int]:
+    def token_ids(self, text: str, limit: int) -> list[int]:
         """Token ids of an answer up to the limit."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"][:limit]
 
@@ -57,7 +51,7 @@ class Chat:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
-def read_problems(source: str) -> list[tuple[data.Problem, Messages]]:
+def read_problems(source: str) -> Asked:
     """Every problem of the training data with its prompt. Raises ValueError with file and row."""
     rows = data.read_rows(source)[0]
     counts = Counter()
@@ -72,9 +66,7 @@ def plain_messages(problem: data.Problem) -> Messages:
     return [{"role": "user", "content": problem.text + data.INSTRUCTION}]
 
 
-def sample(
-    problems: list[tuple[data.Problem, Messages]], count: int, seed: int, chat: Chat, limit: int
-) -> list[tuple[data.Problem, Messages]]:
+def sample(problems: Asked, count: int, seed: int, chat: Chat, limit: int) -> Asked:
     """At most `count` of the problems whose prompts have at most `limit` tokens, drawn by the seed."""
     drawn = random.Random(f"{seed}/{NAME}").sample(problems, len(problems))
     found = []
@@ -88,94 +80,127 @@ def sample(
     return found
 
 
-def begin_plain(
-    folder: Path, model: dict, source: str, asked: list[tuple[data.Problem, Messages]], chat: Chat, drawn: plan.Sampling
-) -> int:
-    """Write what is asked; returns the number of answers."""
-    problems = [problem for problem, _ in asked]
-    benchmark = Benchmark(NAME, source, content_hash(problems), problems)
-    prompts = {(NAME, index): chat.prompt(messages) for index, (_, messages) in enumerate(asked)}
-    plan.begin(folder, plan.make_plan(model, [benchmark], drawn), plan.problem_rows([benchmark], None), prompts)
-    return len(problems) * drawn.n
+@dataclass(frozen=True)
+class Questions:
+    """The two rounds of a probe, each in a folder like that of `r3 eval`."""
+
+    folder: Path
+    config: DictConfig
+    r3: R3Config
+    model: dict
+    """Path and fingerprint."""
+    source: str
+    asked: Asked
+    chat: Chat
+    seed: int
+    answer: Callable[[Path, int], None]
+    """Generates what is missing of so many answers of a folder, and grades them."""
+
+    @property
+    def limit(self) -> int:
+        """Of a response of the training, in tokens."""
+        return self.config.data.max_response_length
+
+    @property
+    def n(self) -> int:
+        return self.config.actor_rollout_ref.rollout.n
+
+    @property
+    def plain_folder(self) -> Path:
+        return self.folder / "plain"
+
+    @property
+    def reflection_folder(self) -> Path:
+        return self.folder / "reflection"
+
+    def sampling(self, n: int, longest: int) -> plan.Sampling:
+        rollout = self.config.actor_rollout_ref.rollout
+        return plan.Sampling(n, longest, rollout.temperature, rollout.top_p, self.seed, None)
+
+    def ask_plainly(self) -> Plain:
+        """Every problem, as two epochs would."""
+        benchmark = self._benchmark([problem for problem, _ in self.asked])
+        sampling = self.sampling(2 * self.n, AHEAD * self.limit)
+        prompts = {(NAME, index): self.chat.prompt(messages) for index, (_, messages) in enumerate(self.asked)}
+        content, rows = plan.make_plan(self.model, [benchmark], sampling), plan.problem_rows([benchmark], None)
+        plan.begin(self.plain_folder, content, rows, prompts)
+        self.answer(self.plain_folder, len(rows) * sampling.n)
+        return plain_answers(score.read_scores(self.plain_folder)[NAME], self.limit)
+
+    def ask_with_reflection(self, plain: Plain) -> Reflected:
+        """The hard problems, as the second epoch would."""
+        hard_P = is_hard(plain.correct_PA[:, : plain.n], self.r3.reflection.threshold)
+        prompts = self._reflection_prompts(plain, np.flatnonzero(hard_P).tolist())
+        if not prompts:
+            return Reflected(hard_P, np.zeros_like(hard_P), np.zeros(len(hard_P)), np.zeros(len(hard_P)))
+        rows = [row for row in plan.read_problems(self.plain_folder) if row["index"] in prompts]
+        benchmark = self._benchmark([self.asked[row["index"]][0] for row in rows])
+        sampling = self.sampling(self.n, self.limit)
+        own = {(NAME, index): token_ids for index, token_ids in prompts.items()}
+        with plan.only_writer(self.reflection_folder):
+            plan.begin(self.reflection_folder, plan.make_plan(self.model, [benchmark], sampling), rows, own)
+            self.answer(self.reflection_folder, len(rows) * sampling.n)
+        return reflected_answers(score.read_scores(self.reflection_folder)[NAME], hard_P, sorted(prompts))
+
+    def _benchmark(self, problems: list[data.Problem]) -> Benchmark:
+        return Benchmark(NAME, self.source, content_hash(problems), problems)
+
+    def _reflection_prompts(self, plain: Plain, hard: list[int]) -> dict[int, list[int]]:
+        """By problem, where it fits its budget: with an attempt of the first n answers, as after an epoch."""
+        settings, texts = self.r3.reflection, answer_texts(self.plain_folder)
+        prompts = {}
+        for index in hard:
+            problem, messages = self.asked[index]
+            wrong = np.flatnonzero(~plain.correct_PA[index, : plain.n]).tolist()
+            chosen = random.Random(f"{self.seed}/{NAME}/{problem.query_id}").choice(wrong)
+            made = build_reflection_messages(
+                messages,
+                self.chat.token_ids(texts[index, chosen], self.limit),
+                settings.template_cut_off if plain.cut_PA[index, chosen] else settings.template,
+                settings.cut,
+                settings.budget(self.config.data.max_prompt_length),
+                lambda candidate: len(self.chat.prompt(candidate)),
+                self.chat.text,
+            )
+            if made is not None:
+                prompts[index] = self.chat.prompt(made)
+        return prompts
+
+    def tokens(self) -> dict[str, dict[str, int]]:
+        """What each round cost: generated tokens, and those of the prompts, once for each answer."""
+        rounds = {}
+        for folder in (self.plain_folder, self.reflection_folder):
+            rows = list(answer_rows(folder, ["response_tokens", "prompt_tokens"]))
+            if rows:
+                counts = {"generated": "response_tokens", "prompts": "prompt_tokens"}
+                rounds[folder.name] = {name: sum(row[column] for row in rows) for name, column in counts.items()}
+        return rounds
 
 
-def plain_answers(folder: Path, limit: int) -> Plain:
+def plain_answers(scores: score.Scores, limit: int) -> Plain:
     """The graded answers, as training at this limit would have them."""
-    scores = score.read_scores(folder)[NAME]
     shape = len(scores.query_ids), -1
     tokens_PA, correct_PA = scores.tokens_R.reshape(shape), scores.correct_R.reshape(shape)
     cut_PA = tokens_PA > limit
     return Plain(correct_PA & ~cut_PA, cut_PA, np.minimum(tokens_PA, limit))
 
 
-def reflection_prompts(
-    folder: Path, asked: list[tuple[data.Problem, Messages]], plain: Plain, settings: ReflectionConfig, chat: Chat,
-    limits: Limits, seed: int
-) -> tuple[np.ndarray, dict[int, list[int]]]:  # fmt: skip
-    """(P,) who is hard, and by problem the reflection prompt of each hard one that fits its budget.
-
-    Hard, and the attempt, are settled by the first n answers, as after an epoch.
-    """
-    first_PN = plain.correct_PA[:, : plain.n]
-    hard_P = is_hard(first_PN, settings.threshold)
-    attempts = _texts(folder)
-    prompts = {}
-    for index in np.flatnonzero(hard_P).tolist():
-        problem, messages = asked[index]
-        wrong = np.flatnonzero(~first_PN[index]).tolist()
-        chosen = random.Random(f"{seed}/{NAME}/{problem.query_id}").choice(wrong)
-        template = settings.template_cut_off if plain.cut_PA[index, chosen] else settings.template
-        made = build_reflection_messages(
-            messages,
-            chat.attempt(attempts[index, chosen], limits.response),
-            template,
-            settings.cut,
-            settings.budget(limits.prompt),
-            lambda candidate: len(chat.prompt(candidate)),
-            chat.text,
-        )
-        if made is not None:
-            prompts[index] = chat.prompt(made)
-    return hard_P, prompts
+def reflected_answers(scores: score.Scores, hard_P: np.ndarray, asked: list[int]) -> Reflected:
+    """The graded answers to the reflection prompts of the problems `asked`, in their order."""
+    right_P, tokens_P = np.zeros(len(hard_P)), np.zeros(len(hard_P))
+    right_P[asked] = scores.sums(scores.correct_R & (scores.truncated_R == 0))
+    tokens_P[asked] = scores.sums(scores.tokens_R)
+    return Reflected(hard_P, np.isin(np.arange(len(hard_P)), asked), right_P, tokens_P)
 
 
-def _texts(folder: Path) -> dict[tuple[int, int], str]:
-    """Answers by problem and sample."""
-    columns = ["index", "sample", "response"]
-    return {(row["index"], row["sample"]): row["response"] for row in _rows(folder, columns)}
+def answer_texts(folder: Path) -> dict[tuple[int, int], str]:
+    """By problem and sample."""
+    return {
+        (row["index"], row["sample"]): row["response"] for row in answer_rows(folder, ["index", "sample", "response"])
+    }
 
 
-def _rows(folder: Path, columns: list[str]) -> Iterator[dict]:
+def answer_rows(folder: Path, columns: list[str]) -> Iterator[dict]:
     for part in plan.parts(folder):
         with plan.readable(part):
             yield from pq.read_table(part, columns=columns).to_pylist()
-
-
-def tokens(folder: Path) -> dict[str, int]:
-    """What the answers of a folder cost: generated tokens, and those of the prompts, once for each answer."""
-    found = list(_rows(folder, ["response_tokens", "prompt_tokens"]))
-    return {name: sum(row[f"{kind}_tokens"] for row in found) for name, kind in
-            {"generated": "response", "prompts": "prompt"}.items()}  # fmt: skip
-
-
-def begin_reflection(
-    folder: Path, model: dict, plain_folder: Path, prompts: dict[int, list[int]], drawn: plan.Sampling
-) -> int:
-    """Write which hard problems are asked again, under their numbers; returns the number of answers."""
-    rows = [row for row in plan.read_problems(plain_folder) if row["index"] in prompts]
-    problems = [data.Problem(row["problem"], row["answer"], NAME, row["index"]) for row in rows]
-    benchmark = Benchmark(NAME, str(plain_folder), content_hash(problems), problems)
-    own = {(NAME, index): ids for index, ids in prompts.items()}
-    plan.begin(folder, plan.make_plan(model, [benchmark], drawn), rows, own)
-    return len(rows) * drawn.n
-
-
-def reflected_answers(folder: Path, hard_P: np.ndarray, prompts: dict[int, list[int]]) -> Reflected:
-    """The graded answers to reflection prompts; `folder` is read where there is a prompt."""
-    right_P, tokens_P = np.zeros(len(hard_P)), np.zeros(len(hard_P))
-    asked = sorted(prompts)
-    if asked:
-        scores = score.read_scores(folder)[NAME]
-        right_P[asked] = scores.sums(scores.correct_R & (scores.truncated_R == 0))
-        tokens_P[asked] = scores.sums(scores.tokens_R)
-    return Reflected(hard_P, np.isin(np.arange(len(hard_P)), asked), right_P, tokens_P)

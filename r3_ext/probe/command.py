@@ -16,8 +16,10 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -30,6 +32,9 @@ from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate import command as evaluation
 from r3_ext.evaluate.score import grade_folder
 from r3_ext.prepare import EMBEDDED, MODEL, TRAIN, model_and_data
+
+if TYPE_CHECKING:
+    from recipe.r3.r3_config import R3Config
 
 GROUP, LIMIT = "actor_rollout_ref.rollout.n", "data.max_response_length"
 PROBLEMS = 128
@@ -110,6 +115,10 @@ def folder_of(args: argparse.Namespace) -> Path:
     return folder
 
 
+class GenerationFailed(Exception):
+    """Generation ended with the exit code `args[0]`, and has said why."""
+
+
 def probe(argv: list[str], console: Console, say: Callable) -> int:
     began = time.monotonic()
     args = parse(argv)
@@ -117,79 +126,52 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
     gpus = evaluation.visible_gpus() if args.profile != EMBEDDED else []
     settings = engine_settings(config, bool(gpus))
     ranks = evaluation.rank_count("auto", gpus, settings)
-    from r3_ext.probe import ask, report, verdicts  # import verl, which is slow
-    from r3_ext.probe.quantities import measure
-    from recipe.r3.r3_config import validate_r3_config
 
-    r3, rollout = validate_r3_config(config), config.actor_rollout_ref.rollout
-    if rollout.n < r3.reflection.min_attempts:
-        raise ValueError(
-            f"{GROUP}={rollout.n} is below algorithm.r3.reflection.min_attempts={r3.reflection.min_attempts}: no "
-            "problem is hard after one epoch; set --samples, or the other"
-        )
-    limits = ask.Limits(config.data.max_prompt_length, config.data.max_response_length)
+    def answer(part: Path, total: int) -> None:
+        if code := evaluation.answer(part, total, ranks, gpus, settings, ["r3", "probe", *argv], console, say):
+            raise GenerationFailed(code)
+        grade_folder(part)
+
+    # verl tells of every engine that is not installed.
+    warnings.filterwarnings("ignore", message=".* engine is not available", category=UserWarning)
+    from r3_ext.probe import ask, quantities, report, verdicts  # import verl, which is slow
+
+    r3 = checked(config)
     model, source = subject(args, say)
     template_kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
     chat = ask.Chat(model, bool(settings.get("trust_remote_code")), template_kwargs)
-    asked = ask.sample(ask.read_problems(source), args.problems, args.seed, chat, limits.prompt)
-    say(f"probing {model} on {len(asked):,} problems of {source}")
+    asked = ask.sample(ask.read_problems(source), args.problems, args.seed, chat, config.data.max_prompt_length)
     identity = {"path": str(model), "fingerprint": plan.fingerprint(model)}
-
-    def sampling(n: int, longest: int) -> plan.Sampling:
-        return plan.Sampling(n, longest, rollout.temperature, rollout.top_p, args.seed, None)
-
-    def answered(part: Path, total: int) -> int:
-        code = evaluation.answer(part, total, ranks, gpus, settings, ["r3", "probe", *argv], console, say)
-        if not code:
-            grade_folder(part)
-        return code
-
-    plain_folder, reflection_folder = folder / "plain", folder / "reflection"
-    with plan.only_writer(plain_folder):
-        drawn = sampling(2 * rollout.n, ask.AHEAD * limits.response)
-        total = ask.begin_plain(plain_folder, identity, source, asked, chat, drawn)
-        say(f"asking each {2 * rollout.n} times, up to {drawn.max_tokens:,} tokens")
-        if code := answered(plain_folder, total):
-            return code
-        plain = ask.plain_answers(plain_folder, limits.response)
-        hard_P, prompts = ask.reflection_prompts(
-            plain_folder, asked, plain, r3.reflection, chat, limits, args.seed
-        )  # fmt: skip
-        say(f"{hard_P.sum()} problems are hard, {len(prompts)} of them are asked again with a wrong attempt")
-        if prompts:
-            with plan.only_writer(reflection_folder):
-                drawn = sampling(rollout.n, limits.response)
-                total = ask.begin_reflection(reflection_folder, identity, plain_folder, prompts, drawn)
-                if code := answered(reflection_folder, total):
-                    return code
-        reflected = ask.reflected_answers(reflection_folder, hard_P, prompts)
-        figures = measure(plain, reflected, args.seed)
-        foresight = foresight_of(plain_folder, model, limits.response, r3.ranking.top_ratio)
-        judged = verdicts.judge(figures, len(prompts), foresight)
-        step = config.data.train_batch_size * rollout.n * float(plain.tokens_PA.mean())
-        parts = [plain_folder, *([reflection_folder] if prompts else [])]
-        found = report.content(
-            {
-                "model": identity,
-                "data": source,
-                "profile": args.profile,
-                "world": args.world,
-                "overrides": args.overrides,
-                "problems": len(asked),
-                "group": rollout.n,
-                "limit": limits.response,
-                "seed": args.seed,
-            },
-            plain,
-            reflected,
-            figures,
-            foresight,
-            judged,
-            report.cost({part.name: ask.tokens(part) for part in parts}, step, time.monotonic() - began),
-        )
+    questions = ask.Questions(folder, config, r3, identity, source, asked, chat, args.seed, answer)
+    with plan.only_writer(questions.plain_folder):
+        say(f"{model}: {len(asked):,} problems of {source}, {2 * questions.n} answers to each")
+        plain = questions.ask_plainly()
+        reflected = questions.ask_with_reflection(plain)
+        figures = quantities.measure(plain, reflected, args.seed)
+        foresight = foresight_of(questions.plain_folder, model, questions.limit, r3.ranking.top_ratio)
+        judged = verdicts.judge(figures, int(reflected.asked_P.sum()), foresight)
+        step = config.data.train_batch_size * questions.n * float(plain.tokens_PA.mean())
+        spent = report.cost(questions.tokens(), step, time.monotonic() - began)
+        names = {"profile": args.profile, "world": args.world, "overrides": args.overrides, "seed": args.seed}
+        sizes = {"problems": len(asked), "group": questions.n, "limit": questions.limit}
+        about = {"model": identity, "data": source, **names, **sizes}
+        found = report.content(about, plain, reflected, figures, foresight, judged, spent)
         report.write(folder, found)
     say("\n".join(["", *report.text(found), f"written: {folder / 'probe.json'}, {folder / 'probe.png'}"]))
     return 0
+
+
+def checked(config: DictConfig) -> "R3Config":
+    """The recipe's settings. Raises ValueError with the full key."""
+    from recipe.r3.r3_config import validate_r3_config
+
+    r3, n = validate_r3_config(config), config.actor_rollout_ref.rollout.n
+    if n < r3.reflection.min_attempts:
+        raise ValueError(
+            f"{GROUP}={n} is below algorithm.r3.reflection.min_attempts={r3.reflection.min_attempts}: no problem is "
+            "hard after one epoch; set --samples, or the other"
+        )
+    return r3
 
 
 def engine_settings(config: DictConfig, on_gpu: bool) -> dict:
@@ -212,7 +194,7 @@ def foresight_of(folder: Path, model: Path, limit: int, top_ratio: float) -> dic
 
 
 def check_command(argv: list[str], console: Console, say: Callable) -> int:
-    from r3_ext.probe import check
+    from r3_ext.probe import check  # imports the study
 
     return check.main(argv, say)
 
@@ -229,6 +211,8 @@ def main(argv: list[str]) -> int:
         return probe(argv, console, say)
     except KeyboardInterrupt:
         return 130
+    except GenerationFailed as failed:
+        return failed.args[0]
     except (EvaluationError, ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2

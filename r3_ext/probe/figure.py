@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from r3_ext.probe.verdicts import MATTERS, UNCLEAR
 from r3_ext.report.draw import COLORS, STYLE
 
-BLUE, ORANGE, GREY = COLORS["s1"], COLORS["l2"], COLORS["l0"]
+BLUE, VERMILION, ORANGE, GREY = COLORS["s0"], COLORS["s1"], COLORS["l2"], COLORS["l0"]
 REACH = {"replay": ("drawn_with_reflection", "drawn"), "reflection": ("reflection/reach",), "ranking": ("rankable",)}
 """Figures of each mechanism's reach, the one that counts reflection's answers first."""
 FILL = {"on": "full", "off": "none", UNCLEAR: "left"}
@@ -30,7 +30,7 @@ def write(file: Path, found: dict) -> None:
         name = Path(found["settings"]["model"]["path"])
         name = f"world {found['settings']['world']}" if found["settings"]["world"] else name.name
         figure.suptitle(f"r3 probe: {name}, R^3 {found['r3']}", fontsize=12, x=0.01, ha="left")
-        figure.tight_layout(rect=(0, 0, 1, 0.95))
+        figure.tight_layout(rect=(0, 0, 1, 0.99), w_pad=2)
         figure.savefig(file, dpi=110, metadata={"Software": None})
 
 
@@ -53,37 +53,38 @@ def _groups(axes: Axes, found: dict) -> None:
         ("groups mixed", "mixed", "o"),
         ("all right", "all_right", "s"),
         ("all wrong", "all_wrong", "X"),
-        ("hard, solved: reflection", "reflection/solved", "^"),
-        ("asked again", "reflection/solved_again", "v"),
+        ("hard, reflected on", "reflection/solved", "^"),
+        ("hard, asked again", "reflection/solved_again", "v"),
     ]
     for place, (_, name, marker) in enumerate(rows):
         if None not in figures[name]:
-            _interval(axes, place, figures[name], marker, BLUE if "/" not in name else COLORS["s2"], "full")
+            _interval(axes, place, figures[name], marker, VERMILION if "/" in name else BLUE, "full")
     axes.axhline(2.5, color=COLORS["grid"], linewidth=0.8)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
-    axes.set_xlabel("share of groups; of hard problems")
-    axes.set_title("Groups, and the hard problems at equal tokens", fontsize=10, loc="left", x=-0.55)
+    axes.set_xlabel("share of groups; of hard ones solved")
+    axes.set_title("Groups, and the hard problems at equal tokens", fontsize=10, loc="left", x=-0.3)
     axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
 
 
 def _reach(axes: Axes, found: dict) -> None:
     reflects = found["verdicts"]["reflection"]["verdict"] == "on"
-    labels = []
+    labels, ends = [], [0.0, 2 * MATTERS]
     for place, (name, figures) in enumerate(REACH.items()):
-        verdict = found["verdicts"][name]["verdict"]
-        chosen = figures[0] if reflects else figures[-1]
-        _interval(axes, place, found["figures"][chosen], "o", COLORS["ink"], FILL[verdict])
+        verdict, reach = found["verdicts"][name]["verdict"], found["figures"][figures[0 if reflects else -1]]
+        _interval(axes, place, reach, "o", COLORS["ink"], FILL[verdict])
         labels.append(f"{name}: {verdict}")
+        ends += reach
     if found["foresight"]:
-        value, low, high = (round(100 * end) for end in found["foresight"]["auc"])
-        axes.text(0.01, 2.36, f"foresight {value} % ({low} to {high})", fontsize=8.5, color=COLORS["muted"])
-    axes.axvline(MATTERS, color=COLORS["s2"], linewidth=1.2, linestyle=(0, (4, 2)))
-    axes.text(MATTERS, -0.46, f" {MATTERS:g} matters", fontsize=8.5, color=COLORS["s2"], va="top")
+        labels[-1] += "\nforesight {} %\n({} to {})".format(*(round(100 * end) for end in found["foresight"]["auc"]))
+    axes.axvline(MATTERS, color=VERMILION, linewidth=1.4, linestyle=(0, (4, 2)))
+    axes.text(MATTERS, -0.47, f" from {MATTERS:g} it matters", fontsize=8.5, color=VERMILION, va="top")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_xlabel("reach: share of an epoch's groups made live")
+    margin = 0.05 * (max(ends) - min(ends))
+    axes.set_xlim(min(ends) - margin, max(ends) + margin)
+    axes.set_xlabel("share of groups made live")
     axes.set_title("What each mechanism adds", fontsize=10, loc="left")
     axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
 
