@@ -171,6 +171,10 @@ def checked(config: DictConfig) -> "R3Config":
             f"{GROUP}={n} is below algorithm.r3.reflection.min_attempts={r3.reflection.min_attempts}: no problem is "
             "hard after one epoch; set --samples, or the other"
         )
+    if own := (config.reward.get("custom_reward_function") or {}).get("path"):
+        raise ValueError(
+            f"reward.custom_reward_function.path={own}: a probe grades answers with the recipe's grader; leave it out"
+        )
     return r3
 
 

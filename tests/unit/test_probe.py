@@ -302,6 +302,7 @@ def test_markers_of_the_picture_tell_every_verdict_apart():
         ("--profile nope", "--profile must be one of"),
         ("--profile embedded algorithm.r3.repaly.k=1", "there is no setting algorithm.r3.repaly.k"),
         ("--profile embedded algorithm.r3.ranking.top_ratio=2", "algorithm.r3.ranking.top_ratio must be in (0, 1]"),
+        ("--profile embedded reward.custom_reward_function.path=f.py", "grades answers with the recipe's grader"),
         ("--profile embedded --out others", "others holds mine.txt and no probe"),
         ("--profile embedded --out file", "is a file"),
         ("check --add others", "name folders of finished probes"),
