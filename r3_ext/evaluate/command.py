@@ -123,19 +123,36 @@ def evaluate(argv: list[str], console: Console, say: Callable) -> int:
     with plan.only_writer(folder):
         problems = plan.problem_rows(chosen, sampling.limit)
         plan.begin(folder, plan.make_plan(content, chosen, sampling), problems)
-        command = [sys.executable, "-m", "r3_ext.evaluate.generate", str(folder), "--ranks", str(ranks)]
-        command += ["--gpus", ",".join(gpus), "--engine-args", json.dumps(settings)]
-        try:
-            needed = [private_network.GPUS] if gpus else []
-            if obstacle := private_network.obstacle(needed):
-                say(f"others may reach vLLM's sockets while it generates: {obstacle}")
-            command = private_network.wrap(command, needed)
-        except ValueError as error:
-            raise EvaluationError(str(error)) from error
-        environment = launch.environment(["r3", "eval", *argv])
-        plan.write_text(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
-        code = generate_missing(folder, command, sampling.n * len(problems), ranks, bool(gpus), console)
+        total = sampling.n * len(problems)
+        code = answer(folder, total, ranks, gpus, settings, ["r3", "eval", *argv], console, say)
         return code or score_folder(folder, console, say)
+
+
+def answer(
+    folder: Path,
+    total: int,
+    ranks: int,
+    gpus: list[str],
+    settings: dict,
+    asked: list[str],
+    console: Console,
+    say: Callable,
+) -> int:
+    """Generate what is missing of the `total` answers of a folder; returns the exit code.
+
+    settings: of vLLM. asked: the command, for environment.json.
+    """
+    command = [sys.executable, "-m", "r3_ext.evaluate.generate", str(folder), "--ranks", str(ranks)]
+    command += ["--gpus", ",".join(gpus), "--engine-args", json.dumps(settings)]
+    try:
+        needed = [private_network.GPUS] if gpus else []
+        if obstacle := private_network.obstacle(needed):
+            say(f"others may reach vLLM's sockets while it generates: {obstacle}")
+        command = private_network.wrap(command, needed)
+    except ValueError as error:
+        raise EvaluationError(str(error)) from error
+    plan.write_text(folder / "environment.json", json.dumps(launch.environment(asked), indent=2) + "\n")
+    return generate_missing(folder, command, total, ranks, bool(gpus), console)
 
 
 def generate_missing(folder: Path, command: list[str], total: int, ranks: int, on_gpu: bool, console: Console) -> int:

@@ -75,8 +75,10 @@ def pending(folder: Path, rank: int, ranks: int) -> list[plan.Request]:
     return [r for r in plan.requests(plan.read_problems(folder), sampling)[rank::ranks] if r.key not in done]
 
 
-def prompts(folder: Path, model: str, trust_remote_code: bool) -> dict[tuple[str, int], list[int]]:
-    """Token ids of the prompt of each problem, as in training: problem, instruction, chat template."""
+def prompts(folder: Path, model: str, trust_remote_code: bool) -> plan.Prompts:
+    """The folder's own, or of each problem what training asks: problem, instruction, chat template."""
+    if (own := plan.read_prompts(folder)) is not None:
+        return own
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)

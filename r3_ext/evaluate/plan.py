@@ -2,6 +2,7 @@
 
     plan.json           model with a sha256 of its weights, benchmarks with theirs, sampling settings
     problems.parquet    benchmark, index, query_id, problem, answer: scoring needs no other file
+    prompts.parquet     of a probe: what is asked in place of problem and instruction
     generations/        parts with one row per answer (`GENERATION`)
     scores.parquet, results.json, results.md, disagreements.jsonl      see score.py
 
@@ -34,10 +35,14 @@ SHARDS = "model_world_size_*_rank_*.pt"
 INT, TEXT = pa.int32(), pa.string()
 PROBLEM = pa.schema({"benchmark": TEXT, "index": INT, "query_id": TEXT, "problem": TEXT, "answer": TEXT})
 KEY = pa.schema({"benchmark": TEXT, "index": INT, "sample": INT})
+PROMPT = pa.schema({"benchmark": TEXT, "index": INT, "token_ids": pa.list_(INT)})
 GENERATION = pa.schema(
     {"benchmark": TEXT, "index": INT, "query_id": TEXT, "sample": INT, "seed": pa.int64(), "prompt_tokens": INT}
     | {"response": pa.large_string(), "response_tokens": INT, "finish_reason": TEXT, "truncated": pa.bool_()}
 )
+
+Prompts = dict[tuple[str, int], list[int]]
+"""Token ids by benchmark and index."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +159,14 @@ def _facts(value, key: str = "") -> dict:
     return {} if key.endswith((".path", ".file")) else {key: value}
 
 
-def begin(folder: Path, plan: dict, problems: list[dict]) -> None:
-    """Make the folder of a plan, or check that the folder there has the same one."""
+def begin(folder: Path, plan: dict, problems: list[dict], prompts: Prompts | None = None) -> None:
+    """Make the folder of a plan, or check that the folder there has the same one.
+
+    prompts: what to ask, where it is not each problem with `data.INSTRUCTION`.
+    """
+    if prompts is not None:
+        rows = [{"benchmark": name, "index": i, "token_ids": ids} for (name, i), ids in prompts.items()]
+        plan = plan | {"prompts": hashlib.sha256(json.dumps(rows).encode()).hexdigest()}
     if (folder / "plan.json").exists():
         there, asked = _facts(read_plan(folder)), _facts(plan)
         differing = [key for key in {**there, **asked} if there.get(key) != asked.get(key)]
@@ -166,6 +177,8 @@ def begin(folder: Path, plan: dict, problems: list[dict]) -> None:
     # First the plan, which says whose the folder is.
     write_text(folder / "plan.json", json.dumps(plan, indent=2) + "\n")
     (folder / "generations").mkdir(exist_ok=True)
+    if prompts is not None:
+        write_table(folder / "prompts.parquet", rows, PROMPT)
     write_table(folder / "problems.parquet", problems, PROBLEM)
 
 
@@ -186,6 +199,14 @@ def read_problems(folder: Path) -> list[dict]:
     rows = read_table(file, PROBLEM).to_pylist()
     checked.require_problems(rows, read_plan(folder)["benchmarks"], file)
     return rows
+
+
+def read_prompts(folder: Path) -> Prompts | None:
+    """None where each problem is asked with `data.INSTRUCTION`."""
+    if "prompts" not in read_plan(folder):
+        return None
+    rows = read_table(folder / "prompts.parquet", PROMPT).to_pylist()
+    return {(row["benchmark"], row["index"]): row["token_ids"] for row in rows}
 
 
 def parts(folder: Path) -> list[Path]:

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from r3_ext import data
-from r3_ext.evaluate import EvaluationError, plan
+from r3_ext.evaluate import EvaluationError, generate, plan
 from r3_ext.evaluate.score import SCORE
 from recipe.r3.core_algos import structural_entropy_ranking_reward
 from recipe.r3.validation import interval
@@ -72,32 +71,35 @@ def forecast(folder: Path, limit: int, top_ratio: float) -> dict:
     return {"limit": limit, "top_ratio": top_ratio, "model": content["model"], **foresight(groups)}
 
 
+def with_both_outcomes(folder: Path, limit: int) -> dict[tuple[str, int], list[dict]]:
+    """The cut-off attempts of the problems that have right and wrong ones among them."""
+    return {key: rows for key, rows in cut_off(folder, limit).items() if len({row["correct"] for row in rows}) == 2}
+
+
 def ranked_groups(folder: Path, model_path: str, limit: int, top_ratio: float) -> list[dict]:
     """Rewards and verdicts of the cut-off attempts of every problem with both outcomes among them."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import
 
-    problems = {(row["benchmark"], row["index"]): row["problem"] for row in plan.read_problems(folder)}
-    groups = {key: rows for key, rows in cut_off(folder, limit).items() if len({row["correct"] for row in rows}) == 2}
+    groups = with_both_outcomes(folder, limit)
     if not groups:
         raise EvaluationError(
             f"{folder}: no problem has a right and a wrong answer of more than {limit} tokens; take another --limit"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    prompt_ids = generate.prompts(folder, model_path, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").to(device).eval()
     found = []
-    for (benchmark, index), rows in groups.items():
-        messages = [{"role": "user", "content": problems[benchmark, index] + data.INSTRUCTION}]
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    for key, rows in groups.items():
         values = []
         for row in rows:
             response = tokenizer(row["response"], add_special_tokens=False)["input_ids"][:limit]
-            values.append(entropies(model, list(prompt), response))
+            values.append(entropies(model, prompt_ids[key], response))
         entropy_NT = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
         mask_NT = torch.nn.utils.rnn.pad_sequence([torch.ones(len(v)) for v in values], batch_first=True)
         # The scale of the reward does not matter here, only its order.
         reward_N = structural_entropy_ranking_reward(entropy_NT, mask_NT, top_ratio, max_reward=1.0).numpy()
-        found.append({"benchmark": benchmark, "reward": reward_N, "correct": np.array([r["correct"] for r in rows])})
+        found.append({"benchmark": key[0], "reward": reward_N, "correct": np.array([r["correct"] for r in rows])})
     return found
 
 

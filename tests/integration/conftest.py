@@ -79,6 +79,14 @@ def cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="session")
+def warm_start(cache) -> Path:
+    """Folder of the tiny model and its problems."""
+    made = [sys.executable, "-m", "r3_ext.cpu.warm_start", "--cache", cache, "--steps", WARM_START_STEPS]
+    told = subprocess.run(made, check=True, capture_output=True, text=True)
+    return Path(told.stdout.splitlines()[-1]).parent
+
+
 def command(
     method: str, outputs: Path, name: str, cache: Path, *overrides: str, python: str = sys.executable
 ) -> list[str]:

@@ -7,14 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from r3_ext.evaluate import plan
-
-from .conftest import WARM_START_STEPS
 
 pytestmark = pytest.mark.integration
 LIMIT, N = 8, 8
@@ -22,14 +19,6 @@ LIMIT, N = 8, 8
 
 def r3_eval(*arguments) -> list[str]:
     return [sys.executable, "-m", "r3_ext.cli", "eval", *map(str, arguments)]
-
-
-@pytest.fixture(scope="module")
-def warm_start(cache):
-    """Folder of the tiny model and its problems, as the other integration tests use them."""
-    command = [sys.executable, "-m", "r3_ext.cpu.warm_start", "--cache", cache, "--steps", WARM_START_STEPS]
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
-    return Path(made.stdout.splitlines()[-1]).parent
 
 
 def run(command: list[str]) -> tuple[int, str]:

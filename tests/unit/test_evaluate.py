@@ -192,6 +192,17 @@ def test_an_evaluation_that_was_killed_at_its_begin_goes_on(tmp_path, monkeypatc
     assert command.main(arguments) == 0
 
 
+def test_a_folder_may_have_prompts_of_its_own_and_goes_on_with_these_only(tmp_path):
+    benchmark = benchmarks.Benchmark("x", "file", "h", [problem("p")])
+    content = plan.make_plan({"path": "m", "fingerprint": "f"}, [benchmark], SAMPLING)
+    for _ in range(2):
+        plan.begin(tmp_path, content, plan.problem_rows([benchmark], None), {("x", 0): [3, 1, 4]})
+        assert generate.prompts(tmp_path, "no model is read", False) == {("x", 0): [3, 1, 4]}
+    for others in ({("x", 0): [3, 1, 5]}, None):
+        with pytest.raises(EvaluationError, match="holds another evaluation: prompts"):
+            plan.begin(tmp_path, content, plan.problem_rows([benchmark], None), others)
+
+
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
     with plan.only_writer(tmp_path), pytest.raises(EvaluationError, match="another `r3 eval` is writing here"):
         with plan.only_writer(tmp_path):

@@ -1,0 +1,117 @@
+"""On, off or unclear: the rule for each mechanism, written before the first world was probed.
+
+A mechanism is worth what it adds to GRPO: groups that carry a signal, which they would not without it. So each has a
+reach, the share of an epoch's groups that it turns from dead to live, and one rule: on where the whole interval of the
+reach lies at or above `MATTERS`, off where it lies below, else unclear, and then more problems may decide.
+
+    replay      a group of the second epoch is dead, and the history of one epoch holds an answer of the other outcome;
+                with reflection on, also all wrong groups whose only right answer was born under reflection
+    reflection  a hard problem has a right answer under reflection and none when it is asked again at equal generated
+                tokens, less the reverse. Where fewer than `LEAST` were asked, the share of hard problems bounds it
+    ranking     a group is all wrong and two of its answers are cut off. On only if the order of the ranking foresees
+                which cut-off answers become right (`r3 eval rank`): a wrong order teaches wrong things, and off where
+                the foresight is too small to matter
+"""
+
+from dataclasses import dataclass
+
+from r3_ext.probe.quantities import Figure
+
+ON, OFF, UNCLEAR = "on", "off", "unclear"
+MECHANISMS = ("replay", "reflection", "ranking")
+MATTERS = 0.05
+"""Of an epoch's groups: one in twenty. It is less than one group of a step on the embedded profile (16) and six on GPUs
+(128); and an effect below 0.05 of Pass@1 is one that the study of worlds does not count either."""
+LEAST = 8
+"""Problems. With fewer, even a bootstrap of one mind has an interval too narrow to believe: five equal signs in five
+come by chance once in sixteen."""
+CHANCE = 0.5
+INFORMED = 0.55
+"""Of pairs of a later success and a later failure that are in order. At 0.55 the ones in order outnumber the others by
+a tenth of all pairs, and nine tenths of what the ranking teaches cancels."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    verdict: str
+    reasons: list[str]
+
+
+def by_reach(reach: Figure) -> str:
+    """[0.10, 0.06, 0.15] on, [0.02, 0.01, 0.04] off, [0.10, 0.04, 0.15] unclear."""
+    _, low, high = reach
+    return ON if low >= MATTERS else OFF if high < MATTERS else UNCLEAR
+
+
+def percent(figure: Figure) -> str:
+    value, low, high = (round(100 * end) for end in figure)
+    return f"{value} % ({low} to {high})"
+
+
+def judge(figures: dict[str, Figure], asked: int, foresight: dict | None) -> dict[str, Verdict]:
+    """The verdict on each of MECHANISMS.
+
+    Args:
+        figures: of `quantities.measure`.
+        asked: hard problems that were asked again with reflection.
+        foresight: `evaluate.rank.foresight`, None where no problem has a right and a wrong cut-off answer.
+    """
+    reflects = _reflection(figures, asked)
+    return {
+        "replay": _replay(figures, reflects.verdict == ON),
+        "reflection": reflects,
+        "ranking": _ranking(figures, foresight),
+    }
+
+
+def overall(found: dict[str, Verdict]) -> str:
+    """Whether R^3 is worth more than GRPO: on where one mechanism is, off where all are."""
+    verdicts = {verdict.verdict for verdict in found.values()}
+    return ON if ON in verdicts else OFF if verdicts == {OFF} else UNCLEAR
+
+
+def overrides(found: dict[str, Verdict]) -> list[str]:
+    """For `r3 run`; none for what is unclear, which keeps the recipe's default."""
+    return [f"algorithm.r3.{name}.enable={v.verdict == ON}" for name, v in found.items() if v.verdict != UNCLEAR]
+
+
+def _replay(figures: dict[str, Figure], with_reflection: bool) -> Verdict:
+    reach = figures["drawn_with_reflection" if with_reflection else "drawn"]
+    right, wrong = percent(figures["drawn_right"]), percent(figures["drawn_wrong"])
+    reasons = [f"{percent(reach)} of the second epoch's groups are dead and find an answer of the other outcome"]
+    reasons.append(f"all wrong, a right one stored: {right}; all right, a wrong one stored: {wrong}")
+    if with_reflection:
+        reasons.append(f"all wrong, a right one from reflection alone: {percent(figures['opened'])}")
+    return Verdict(by_reach(reach), reasons)
+
+
+def _reflection(figures: dict[str, Figure], asked: int) -> Verdict:
+    hard, reach = figures["hard"], figures["reflection/reach"]
+    reasons = [f"hard are {percent(hard)} of the problems; {asked} were asked again"]
+    if asked < LEAST:
+        verdict = by_reach([0.0, 0.0, hard[2]])
+        told = "too few to matter" if verdict == OFF else f"fewer than {LEAST}, which says little"
+        return Verdict(verdict, [*reasons, told])
+    solved, again = (percent(figures[f"reflection/{name}"]) for name in ("solved", "solved_again"))
+    reasons.append(f"with reflection {solved} of them get a right answer, without it at equal tokens {again}")
+    reasons.append(f"more solved: {percent(figures['reflection/gain'])} of these, {percent(reach)} of all problems")
+    return Verdict(by_reach(reach), reasons)
+
+
+def _ranking(figures: dict[str, Figure], foresight: dict | None) -> Verdict:
+    reach = figures["rankable"]
+    verdict, reasons = by_reach(reach), [f"{percent(reach)} of the groups are all wrong with two or more cut off"]
+    if verdict == OFF:
+        return Verdict(OFF, [*reasons, "there is next to nothing to rank"])
+    if foresight is None or foresight["problems"] < LEAST:
+        problems = foresight["problems"] if foresight else 0
+        return Verdict(
+            UNCLEAR, [*reasons, f"only {problems} problems show how the order compares with what came later"]
+        )
+    auc = foresight["auc"]
+    reasons.append(
+        f"the later success is ranked higher in {percent(auc)} of {foresight['pairs']:,} pairs; chance is 50"
+    )
+    if auc[2] < INFORMED:
+        return Verdict(OFF, [*reasons, "the order says too little, or the wrong thing"])
+    return Verdict(verdict if auc[1] > CHANCE else UNCLEAR, reasons)
