@@ -3,6 +3,7 @@
 Each follows from the runs by a rule. What is in backticks is for the command line.
 """
 
+import math
 import shlex
 
 import numpy as np
@@ -23,7 +24,6 @@ MOST_NAMED = 3
 MECHANISMS = ("replay", "reflection", "ranking")
 THROWN_AWAY = get("training/filter_groups/evicted_samples")
 """Groups without signal that dynamic sampling threw away: verl counts groups here, by whatever name."""
-DEAD = "dead, that is all right or all wrong"
 
 
 def opening(arms: list[Arm]) -> tuple[str, str, str]:
@@ -42,6 +42,10 @@ def count(number: float, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def be(number: float) -> str:
+    return "was" if number == 1 else "were"
+
+
 def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
@@ -54,7 +58,7 @@ def state_of(run: Run) -> str:
     if last.get("event") == "start":
         return RUNNING if run.is_training else BROKEN_OFF[None]
     code = last.get("exit_code")
-    if isinstance(code, list | dict) or code not in (0, *BROKEN_OFF):
+    if code not in (0, *BROKEN_OFF):
         return f"failed with exit code {clean(code, 20)}"
     return BROKEN_OFF.get(code, FINISHED)
 
@@ -70,9 +74,9 @@ def epochs_of(run: Run) -> int:
 
 
 def setting(run: Run, key: str) -> float:
-    """A number of the run's configuration, 0 where there is none."""
+    """A number above 0 of the run's configuration; 0 where there is none."""
     value = run.config.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    return value if type(value) in (int, float) and 0 < value < math.inf else 0
 
 
 def is_r3(run: Run) -> bool:
@@ -129,7 +133,7 @@ def runs_said(arms: list[Arm], runs: list[Run]) -> str:
     steps = sorted(map(steps_of, runs))
     text += f" took {steps[0]:,}{f' to {steps[-1]:,}' if steps[0] != steps[-1] else ''} steps each"
     shown = [f"{name} {state}" for name, state in list(states.items())[:MOST_NAMED]]
-    shown += [f"so are {len(states) - MOST_NAMED:,} more unfinished"] if len(states) > MOST_NAMED else []
+    shown += [f"and {len(states) - MOST_NAMED:,} more did not finish"] if len(states) > MOST_NAMED else []
     text += f" ({', '.join(shown)})" if shown else ""
     found = {arm.label: ends for arm in arms if (ends := accuracies(arm))}
     if not found:
@@ -152,7 +156,8 @@ def did(runs: list[Run]) -> str:
         return sentence(rescued_said(ours))
     if not ours:
         return sentence(f"R^3 was not at work, and {lost_said(others)}")
-    return sentence(f"with R^3, {rescued_said(ours)}; without it, {lost_said(others)}")
+    groups, lost = groups_of(others)
+    return sentence(f"with R^3, {rescued_said(ours)}; without it, {lost:,} of {count(groups, 'group')} {be(lost)} dead")
 
 
 def groups_of(runs: list[Run]) -> tuple[int, int]:
@@ -165,8 +170,8 @@ def groups_of(runs: list[Run]) -> tuple[int, int]:
 def dead_said(groups: int, lost: int) -> str:
     if not groups:
         return "what became of the groups of answers was not logged"
-    number = f"{lost:,}" if lost else "none"
-    return f"{number} of {count(groups, 'group')} of answers to one problem {'were' if lost > 1 else 'was'} {DEAD}"
+    what = f"{count(groups, 'group')} of answers to one problem {be(lost or 1)} dead, that is all right or all wrong"
+    return f"{lost:,} of {what}" if lost else f"none of {what}"
 
 
 def lost_said(runs: list[Run]) -> str:
@@ -192,7 +197,7 @@ def reflected_said(arm: Arm) -> str:
     prompts, solved = (total(arm, get(f"reflection/{name}")) for name in ("prompts", "solved"))
     if not prompts:
         return "no problem was asked again with a reflection prompt"
-    return f"{solved:,} of {count(prompts, 'reflection prompt')} {'was' if solved == 1 else 'were'} solved"
+    return f"{solved:,} of {count(prompts, 'reflection prompt')} {be(solved)} solved"
 
 
 # What to try next
@@ -228,23 +233,22 @@ def real_model(runs: list[Run]) -> str:
     if not cautions(runs):
         return ""
     return (
-        "train a model that can learn from these rows, on a machine with GPUs or with `MODEL` and `VAL_DATA` set beside "
-        "`DATA`: the tiny model of this run cannot"
+        "train a model that can learn from these rows, on a machine with GPUs or here with `MODEL`, `DATA` and "
+        "`VAL_DATA` set: the tiny model cannot"
     )
 
 
 def lower(runs: list[Run]) -> str:
     for run in runs:
-        if keys := [key for key in run.not_finite if key.startswith("actor/")]:
-            return f"{lower_rate(run)}, as {count(run.not_finite[keys[0]], 'value')} of {clean(keys[0], 60)} were no numbers"
+        for key, number in sorted(run.not_finite.items()):
+            if key.startswith("actor/"):
+                return f"{lower_rate(run)}, as {count(number, 'value')} of {clean(key, 60)} {be(number)} not finite"
     return ""
 
 
 def lower_rate(run: Run) -> str:
     rate = setting(run, key := "actor_rollout_ref.actor.optim.lr")
-    return (
-        f"train anew with a lower learning rate, `{key}={rate / 2:g}`" if rate else f"train anew with a lower `{key}`"
-    )
+    return f"train anew with a lower learning rate, `{key}{f'={rate / 2:g}' if rate else ''}`"
 
 
 def validate(runs: list[Run]) -> str:
@@ -252,17 +256,16 @@ def validate(runs: list[Run]) -> str:
         return ""
     every = max(1, max(map(steps_of, runs)) // 4)
     return (
-        f"validate before and after, `trainer.val_before_train=True trainer.test_freq={every}`: the reward alone does not "
-        "tell whether anything was learned"
+        f"validate before and after, `trainer.val_before_train=True trainer.test_freq={every}`: the reward alone does "
+        "not tell whether anything was learned"
     )
 
 
 def of_baseline(runs: list[Run]) -> str:
     groups, lost = groups_of(runs)
     if lost < FEW_DEAD * groups:
-        return (
-            f"stay with this method on these problems: {percent(lost / groups)} of the groups are few for R^3 to rescue"
-        )
+        few = f"{percent(lost / groups)} of the groups were dead, and R^3 would have little to rescue"
+        return f"stay with this method on these problems: {few}"
     share = f"the {percent(lost / groups)} of the groups that were dead here" if groups else "dead groups"
     return f"train the same with `--method r3`, which gives {share} something to teach"
 
