@@ -399,7 +399,9 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         from r3_ext.report.runs import Arm, load_run
 
         told = load_run(folder)
-        for text in (*cautions([told]), *opening([Arm(told.method, [told])])):
+        for text in cautions([told]):
+            say(paragraph(text, console.width) + "\n")
+        for text in opening([Arm(told.method, [told])]):
             say(paragraph(text, console.width))
         console.print(closing_table(summary))
     if summary["steps"] and with_report:

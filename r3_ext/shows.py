@@ -23,7 +23,7 @@ def what_it_shows(arguments: dict) -> str:
         known, end = known + "is validated on, so its validation accuracy", "."
     else:
         known = "was taught beforehand to recall their answers, those that it is validated on too, so its validation "
-        known, end = known + "accuracy", " and usually falls while the reward rises."
+        known, end = known + "accuracy", " and may fall while the reward rises."
     return (
         f"This run shows that your rows, their columns, the reward and {trained} work together in the real trainer. It "
         f"does not show what a real model would learn from them: the tiny model here {known} says nothing about a real "

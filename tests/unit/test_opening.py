@@ -108,8 +108,8 @@ def test_all_groups_dead_and_none_rescued():
     happened, did, try_next = said(run_of(rows))
     assert "went from 0 % to 0 %" in happened
     assert did == (
-        "64 of 64 groups of answers to one problem were dead, that is all right or all wrong: R^3 rescued none of them, "
-        "and no problem was asked again with a reflection prompt."
+        "64 of 64 groups of answers to one problem were dead, that is all right or all wrong: R^3 rescued none of "
+        "them, and no problem was asked again with a reflection prompt."
     )
     assert "`actor_rollout_ref.rollout.n=8`: 100 % of the groups stayed dead" in try_next
 
@@ -129,7 +129,8 @@ def test_a_baseline_says_what_was_lost():
         "and taught nothing about what is right."
     )
     assert try_next == (
-        "Train the same with `--method r3`, which gives the 62.5 % of the groups that were dead here something to teach."
+        "Train the same with `--method r3`, which gives the 62.5 % of the groups that were dead here something to "
+        "teach."
     )
     _, _, try_next = said(run_of(rows_of([0.25, 0.5], dead=1, left=1), GRPO))
     assert try_next.startswith("Stay with this method on these problems: 6.25 % of the groups were dead")
@@ -158,8 +159,8 @@ def test_a_run_before_its_first_step():
     assert happened == "Run r3_embedded/one (r3) is still running without a training step, and nothing was validated."
     assert did.startswith("What became of the groups of answers was not logged, and no problem was asked again")
     assert try_next == (
-        "Let run r3_embedded/one go on, and should it break off, `r3 resume /out/r3_embedded/one` goes on from its last "
-        "checkpoint."
+        "Let run r3_embedded/one go on, and should it break off, `r3 resume /out/r3_embedded/one` goes on from its "
+        "last checkpoint."
     )
 
 
@@ -343,7 +344,7 @@ def test_a_run_on_own_rows_says_what_it_does_not_show():
         "This run shows that your rows, their columns, the reward and R^3's mechanisms work together"
     )
     assert "taught beforehand to recall their answers" in text and text.count(". ") == 1
-    assert text.endswith("says nothing about a real model and usually falls while the reward rises.")
+    assert text.endswith("says nothing about a real model and may fall while the reward rises.")
     assert "the training work together" in shown(
         sources={"DATA": "rows.parquet"}, options={"profile": "embedded", "method": "grpo"}
     )
@@ -354,7 +355,7 @@ def test_a_run_on_own_rows_says_what_it_does_not_show():
 )
 def test_problems_of_ones_own_to_validate_on_were_never_taught(own):
     assert "has never seen those that it is validated on" in shown(**own)
-    assert "usually falls" not in shown(**own)
+    assert "may fall" not in shown(**own)
 
 
 @pytest.mark.parametrize("own", [{"sources": {"VAL_DATA": "b"}}, {"overrides": ["++data.train_files=[a]"]}])
