@@ -1,5 +1,6 @@
 """What a person sees of a run: a progress bar with ETA, one line per step that fits the terminal, a closing table."""
 
+import textwrap
 import time
 
 from rich.console import Console
@@ -33,6 +34,11 @@ def step_line(row: dict, width: int) -> str:
     while len("  ".join(parts)) > width and len(parts) > 2:
         parts.pop()
     return "  ".join(parts)
+
+
+def paragraph(text: str, width: int) -> str:
+    """The text in lines of up to `width`; what has no space in it, such as a path, stays in one piece."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 class RunDisplay:

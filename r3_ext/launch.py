@@ -30,7 +30,7 @@ from rich.console import Console
 from r3_ext import cluster, memory, private_network, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted
-from r3_ext.console import RunDisplay, closing_table
+from r3_ext.console import RunDisplay, closing_table, paragraph
 from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
@@ -39,7 +39,8 @@ from r3_ext.memory import MemoryLog
 from r3_ext.metrics_file import SOURCE as METRICS_SOURCE
 from r3_ext.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.prepare import EMBEDDED, model_and_data
-from r3_ext.run_folder import append, held, read_starts
+from r3_ext.run_folder import INTERRUPTED, STOPPED, append, held, read_starts
+from r3_ext.shows import what_it_shows
 from r3_ext.start import Start, settle
 from r3_ext.summary import CUT, over_starts, read_cut, read_metrics, seconds_of, summarise
 from recipe.r3.modes import BASELINE_TRAINERS, MODES, R3_TRAINERS, SYNC
@@ -52,8 +53,6 @@ ENTRY = {
     "grpo": "verl.trainer.main_ppo",
     "dapo": "verl.trainer.main_ppo",
 }
-STOPPED = 75
-"""Exit code of a run that saved and ended on SIGTERM: "try again" in sysexits.h."""
 STOPPABLE = (*R3_TRAINERS, *BASELINE_TRAINERS, "rehearse")
 """Trainer modes that save and end when asked to; verl's own do not."""
 PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
@@ -251,6 +250,8 @@ def main(argv: list[str], resume: bool = False) -> int:
     if start.is_finished and not start.has_more_to_do(changed):
         say(f"{start.name} is finished: raise trainer.total_epochs or --until-tokens to go on with it")
         return 0
+    if caution := what_it_shows(start.arguments):
+        say(paragraph(caution, console.width))
     if start.profile == EMBEDDED:  # elsewhere HOME holds tokens and models that a run needs
         replace_read_only_home(start.cache, say)
     with interpreter(start.profile, start.overrides, say) as python:
@@ -371,7 +372,7 @@ def run(
                 for name in nodes.lost() if nodes and code not in (0, STOPPED) else ():
                     display.say(f"error: {name} died")
         except KeyboardInterrupt:
-            code = 130
+            code = INTERRUPTED
         except (supervise.WorkerDied, supervise.MachineBusy, cluster.ClusterBusy) as error:
             display.say(f"error: {error}")
             code = 1
@@ -379,7 +380,8 @@ def run(
 
 
 def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console: Console, with_report: bool) -> int:
-    """Write summary.json and report.html, show the closing table, and say where to look when the run failed."""
+    """Write summary.json and report.html, say in three sentences and a table how it went, and where to look when the
+    run failed."""
     starts, cut = read_starts(folder), read_cut(folder / CUT)
     rows = read_metrics(folder / "metrics.jsonl")
     summary = summarise(
@@ -388,12 +390,20 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     summary |= over_starts(starts, cut) | {"exit_code": code, "updates": summary["steps"] * updates_of_step(config)}
     summary["peak_memory_gib"] = memory.peak(memory.read(folder))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    if summary["steps"]:
-        console.print(closing_table(summary))
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    if summary["steps"]:
+        from r3_ext.report.opening import cautions, opening  # import scipy, which is slow
+        from r3_ext.report.runs import Arm, load_run
+
+        told = load_run(folder)
+        for text in cautions([told]):
+            say(paragraph(text, console.width) + "\n")
+        for text in opening([Arm(told.method, [told])]):
+            say(paragraph(text, console.width))
+        console.print(closing_table(summary))
     if summary["steps"] and with_report:
         say(report_line(folder))
     if code == 0:

@@ -32,7 +32,7 @@ def model_and_data(
     Raises:
         ValueError: a file, model or setting that cannot be used, in one sentence.
     """
-    named = {key for key in VARIABLES.values() if any(o.lstrip("+").startswith(f"{key}=") for o in overrides)}
+    named = named_by(overrides)
     given = {key: value for variable, key in VARIABLES.items() if (value := os.environ.get(variable))}
     for variable, key in VARIABLES.items():
         if key in given and key in named:
@@ -47,6 +47,12 @@ def model_and_data(
         return [override(key, value, Path(cache)) for key, value in chosen.items() if key not in named]
     except OSError as error:
         raise ValueError(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+
+
+def named_by(overrides: Iterable[str]) -> set[str]:
+    """The settings of `VARIABLES` that overrides name."""
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return keys & {*VARIABLES.values()}
 
 
 def check_place(name: str, path: str) -> None:

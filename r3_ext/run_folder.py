@@ -16,6 +16,8 @@ from datetime import datetime
 from pathlib import Path
 
 STARTS = "starts.jsonl"
+STOPPED, INTERRUPTED = 75, 130
+"""Exit codes of a run that saved and ended on SIGTERM, "try again" in sysexits.h, and of one that Ctrl-C ended."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -71,7 +73,13 @@ def _is_event(entry: object) -> bool:
         if entry["event"] == "end":
             return entry["seconds"] >= 0
         kept = entry["arguments"]
-        texts = [entry["folder"], *kept["sources"], *kept["sources"].values(), *kept["overrides"], *kept["options"]]
+        texts = [
+            entry["folder"],
+            *kept["sources"],
+            *kept["sources"].values(),
+            *kept["overrides"],
+            *kept["options"].keys(),
+        ]
         lists = isinstance(kept["overrides"], list) and all(
             isinstance(files, list) for files in entry["files"].values()
         )
@@ -107,6 +115,15 @@ def held(folder: Path):
         raise ValueError(f"{folder} is in use: its run is training now") from None
     finally:
         os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process keeps the folder with `held`. The lock is tried for a moment."""
+    try:
+        with held(folder):
+            return False
+    except ValueError:
+        return True
 
 
 def claim(folder: Path) -> None:

@@ -53,6 +53,12 @@ class Start:
         return self.options["method"]
 
     @property
+    def arguments(self) -> dict:
+        """What a later start keeps, as starts.jsonl has it."""
+        overrides = changing.without_once(self.overrides)
+        return {"options": self.options, "sources": self.sources, "overrides": overrides}
+
+    @property
     def mode(self) -> str:
         return self.options.get("mode") or SYNC
 
@@ -168,11 +174,7 @@ class Start:
             changed={key: list(values) for key, values in changed.items()},
             folder=str(self.folder),
             files=contents(config),
-            arguments={
-                "options": self.options,
-                "sources": self.sources,
-                "overrides": changing.without_once(self.overrides),
-            },
+            arguments=self.arguments,
         )
 
 

@@ -16,11 +16,9 @@ from r3_ext.report.figures import (
     SAMPLE_SIZE,
     SECONDS,
     TAILS,
-    TOTAL,
     TRANSFER,
     TRUNCATED,
     alarm_names,
-    dead,
     get,
     mean_pass_at_1,
     validation_band,
@@ -190,7 +188,7 @@ def headline(arm: Arm) -> dict[str, str]:
 def findings(arms: list[Arm]) -> list[Finding]:
     """Sentences computed from the data: warnings first, then what compares the arms."""
     found = equal_tokens_said(arms)
-    rules = (groups_said, validation_said, lengths_said, reflection_said, replay_said, alarms_said, trouble_said)
+    rules = (validation_said, lengths_said, reflection_said, replay_said, alarms_said, trouble_said)
     for arm in arms:
         label = arm.label if len(arms) > 1 else ""
         found += [replace(one, arm=label) for rule in rules for one in rule(arm)]
@@ -210,19 +208,6 @@ def equal_tokens_said(arms: list[Arm]) -> list[Finding]:
     scores = {label: [np.interp(budget, x, y) for x, y in points] for label, points in curves.items()}
     said = ", ".join(f"{label} {over_seeds(values, percent)}" for label, values in scores.items())
     return [Finding(f"At {compact(budget)} generated tokens, validation Pass@1: {said}.")]
-
-
-def groups_said(arm: Arm) -> list[Finding]:
-    lost, groups = total(arm, dead), total(arm, TOTAL)
-    if not lost:
-        return []
-    left, replayed = (total(arm, get(f"groups/{name}")) for name in ("still_dead", "rescued_by_replay"))
-    if left == lost:
-        text = f"{lost:,} of {groups:,} groups were all right or all wrong, and none was rescued."
-        return [Finding(text, warning=any(run.method == "r3" for run in arm.runs))]
-    text = f"{lost - left:,} of {lost:,} dead groups rescued ({percent((lost - left) / lost)}), {replayed:,} by replay "
-    text += f"and {lost - left - replayed:,} by ranking alone; {left:,} stayed dead. All groups: {groups:,}."
-    return [Finding(text)]
 
 
 def validation_said(arm: Arm) -> list[Finding]:
@@ -290,11 +275,9 @@ def alarms_said(arm: Arm) -> list[Finding]:
 
 
 def trouble_said(arm: Arm) -> list[Finding]:
-    """Failed runs, values that are no numbers, damaged files, seeds that end early, tokens not counted."""
+    """Values that are no numbers, damaged files, seeds that end early, tokens not counted."""
     said = []
     for run in arm.runs:
-        if (code := run.summary.get("exit_code", 0)) != 0:
-            said.append(f"Run {run.name} ended with exit code {clean(code, 20)}.")
         for key, count in sorted(run.not_finite.items())[:MOST_REMARKS]:
             said.append(f"Run {run.name}: {count:,} values of {clean(key, 80)} are not finite and are left out.")
         said += [f"Run {run.name}: {remark}." for remark in run.remarks]

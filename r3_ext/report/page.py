@@ -11,6 +11,7 @@ from r3_ext.report.bands import FENCE, MOST_POINTS, SMOOTH_FROM
 from r3_ext.report.draw import panel_svg
 from r3_ext.report.figures import Section, color_of
 from r3_ext.report.findings import details, facts, findings, headline
+from r3_ext.report.opening import cautions, opening
 from r3_ext.report.runs import Arm
 
 TITLE = "R³ training report"
@@ -35,15 +36,15 @@ def render(arms: list[Arm], sections: list[Section], empty: list[str], remarks: 
     drawn = track(list(enumerate(panels)), "drawing", console=console, transient=True, disable=not console.is_terminal)
     svgs = [Markup(panel_svg(panel, number)) for number, panel in drawn]
     shown = [{**vars(section), "panels": [(panel, svgs.pop(0)) for panel in section.panels]} for section in sections]
-    count = sum(len(arm.runs) for arm in arms)
-    lead = f"{count} runs in {len(arms)} arms" if len(arms) > 1 else f"{count} runs that differ in the seed"
+    runs = [run for arm in arms for run in arm.runs]
     return environment.get_template("page.html.jinja").render(
         title=TITLE,
-        lead=lead if count > 1 else f"Run {arms[0].runs[0].name}",
+        cautions=cautions(runs),
+        opening=list(zip(("What happened", "What R^3 did", "What to try next"), opening(arms), strict=True)),
         sections=shown,
         facts=[(arm.label, color, facts(arm)) for arm, color in zip(arms, colors, strict=True)],
         headlines=[(arm.label, color, headline(arm)) for arm, color in zip(arms, colors, strict=True)],
-        details=[details(run) for arm in arms for run in arm.runs],
+        details=[details(run) for run in runs],
         findings=findings(arms),
         footer=footer(arms, empty, remarks),
     )

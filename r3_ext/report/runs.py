@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from r3_ext.report.bands import Points
+from r3_ext.run_folder import is_held, read_starts
 from r3_ext.summary import read_metrics
 from recipe.r3.modes import R3_TRAINERS
 
@@ -49,6 +50,10 @@ class Run:
     config: dict[str, object] = field(default_factory=dict)
     environment: dict = field(default_factory=dict)
     summary: dict = field(default_factory=dict)
+    starts: list[dict] = field(default_factory=list)
+    """The lines of starts.jsonl."""
+    is_training: bool = False
+    """Whether a process was training in the folder when it was read."""
     label: str | None = None
     not_finite: Counter = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
@@ -153,6 +158,11 @@ def load_run(folder: Path, label: str | None = None) -> Run:
     run.config = _read(run, "config.yaml", _flat_yaml)
     run.environment = _read(run, "environment.json", json.loads)
     run.summary = _read(run, "summary.json", json.loads)
+    try:
+        run.starts = read_starts(folder)
+        run.is_training = bool(run.starts) and run.starts[-1]["event"] == "start" and is_held(folder)
+    except (OSError, ValueError) as error:
+        run.remarks.append(clean(error, 400))
     return run
 
 

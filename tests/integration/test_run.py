@@ -75,6 +75,20 @@ def test_the_run_folder_holds_what_the_readme_promises(full):
     assert max(map(len, lines)) <= 120 and any(line.startswith("step    5") for line in lines)
 
 
+def test_a_run_ends_with_three_sentences_on_its_numbers(full):
+    summary, printed = full.summary, " ".join(full.output.replace("\xa0", " ").split())
+    first, last = (f"{100 * summary['val'][end]:.3g} %" for end in ("first", "last"))
+    groups = summary["groups"]
+    dead = groups["all_correct"] + groups["all_wrong"]
+    happened = (
+        rf"Run \S+ \(r3\) finished after 5 steps \(80 problems.*accuracy went from {first} to {last} between step 0"
+    )
+    assert re.search(happened, printed), printed[-3000:]
+    assert f"{dead} of 80 groups of answers to one problem were dead" in printed
+    assert f"rescued {dead - groups['still_dead']} of them ({groups['rescued_by_replay']} by replay" in printed
+    assert "says nothing about a real model" not in printed, "these are the problems that the model was built for"
+
+
 def test_a_report_is_drawn_from_a_real_run(full):
     assert report_line(full.folder).startswith("report: ")
     page = (full.folder / "report.html").read_text()

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from r3_ext.launch import report_line
-from r3_ext.report import figures, findings
+from r3_ext.report import figures, findings, opening
 from r3_ext.report.bands import interval, limits, seed_band, smooth, thin, window_of
 from r3_ext.report.command import main, write
 from r3_ext.report.runs import Arm, ReportError, Run, arms_of, find_folders, generated_tokens, load_run
+from r3_ext.run_folder import append
 
 pytestmark = pytest.mark.slow
 
@@ -261,10 +262,9 @@ def test_truncation_that_rises_without_accuracy_is_a_warning(accuracy, warned):
 
 
 def test_rescued_groups_are_summed_over_steps():
-    text = said([training_row(1), training_row(2)])[0].text.replace("\xa0", " ")
-    assert text == (
-        "8 of 10 dead groups rescued (80 %), 6 by replay and 2 by ranking alone; 2 stayed dead. All groups: 16."
-    )
+    text = opening.rescued_said([Run(Path("run"), [training_row(1), training_row(2)])])
+    assert "10 of 16 groups" in text
+    assert "R^3 rescued 8 of them (6 by replay of past answers, 2 by ranking alone)" in text
 
 
 def test_arms_are_compared_at_the_tokens_that_all_of_them_reached():
@@ -330,6 +330,20 @@ def test_text_from_files_is_text_on_the_page(tmp_path):
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert "<img src=x onerror=alert(1)>" in page.text and "\x1b" not in page.text
     assert {value[0] for name, value in page.attributes if name in ("href", "src", "xlink:href")} == {"#"}
+
+
+def test_the_page_opens_with_what_to_know_and_three_sentences(tmp_path):
+    folder = write_run(tmp_path / "run", [training_row(1)])
+    arguments = {"options": {"profile": "embedded", "method": "r3"}, "sources": {"DATA": "a"}, "overrides": []}
+    append(folder, "start", folder=str(folder), files={}, arguments=arguments)
+    append(folder, "end", seconds=1.0, exit_code=75)
+    run = load_run(folder)
+    (caution,) = opening.cautions([run])
+    sentences = [text.replace("`", "") for text in opening.opening([Arm("r3", [run])])]
+    text = Tags(page_of([folder])).text
+    places = [text.index(part) for part in (caution, *sentences, "Training dynamics", "What was run")]
+    assert places == sorted(places) and len(sentences) == 3
+    assert "<code>r3 resume " in (folder / "report.html").read_text()
 
 
 def test_ids_are_unique_and_every_reference_has_one(tmp_path):
