@@ -14,7 +14,7 @@
 """A user's own reward function (`reward.custom_reward_function`), in processes of its own.
 
 verl's interface: `compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs)` returns a
-number, or a dict with `score` and perhaps `acc`; its other keys are not used. An answer is correct when `acc` says so,
+number or a truth value, or a dict with `score` and perhaps `acc`; its other keys are not used. An answer is correct when `acc` says so,
 else when its score is at least `algorithm.r3.correct_from`.
 
 The function is the user's, the text is a model's: it runs with the grader's killing deadline and memory limit, and what
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from numbers import Number
 
-import numpy as np  # noqa: F401 - rows of a data set hold its arrays: here it is loaded before memory is limited
+import numpy as np  # rows of a data set may hold its arrays too: it is loaded before memory is limited
 
 from .process_pool import Pool, Worker, questions
 
@@ -78,11 +78,11 @@ def load_function(path: str, name: str) -> Callable:
 def judged(result: object) -> Verdict:
     """The verdict of what a function returned; what cannot be one is said."""
     score, acc = (result.get("score"), result.get("acc")) if isinstance(result, dict) else (result, None)
-    if isinstance(score, bool) or not isinstance(score, Number) or isinstance(score, complex):
+    if not isinstance(score, Number | np.bool_) or isinstance(score, complex):
         return Verdict(0.0, error=f"returned {_short(result)}, not a number or a dict with one under score")
     if not math.isfinite(score := float(score)):
         return Verdict(0.0, error=f"returned the score {score}")
-    if acc is not None and not (isinstance(acc, Number) and acc in (0, 1)):
+    if acc is not None and not (isinstance(acc, Number | np.bool_) and acc in (0, 1)):
         return Verdict(0.0, error=f"returned acc={_short(acc)}, neither true nor false")
     return Verdict(score, None if acc is None else bool(acc))
 

@@ -28,6 +28,8 @@ from verl.base_config import BaseConfig
 from .history import SELECTIONS
 from .modes import R3_TRAINERS, SEPARATE_ASYNC, is_async
 
+OWN_MANAGER = "pkg://recipe.r3.reward_manager"
+
 
 def require(ok: bool, key: str, rule: str, value: Any) -> None:
     """Raise ValueError("<full key> must <rule>, got <value>") unless `ok`."""
@@ -331,7 +333,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
     budget = r3.reflection.budget(data.max_prompt_length)
     max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     reflection, mode = r3.reflection.enable, config.trainer.v1.trainer_mode
-    fsdp = actor.fsdp_config
+    fsdp, manager = actor.fsdp_config, config.reward.reward_manager
     parallel = max(actor.ulysses_sequence_parallel_size, fsdp.ulysses_sequence_parallel_size)
     # verl's own default, of models that name no other.
     attention = model.override_config.get("attn_implementation", "flash_attention_2")
@@ -386,6 +388,11 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             not (mode.endswith(SEPARATE_ASYNC) and (fsdp.offload_policy or fsdp.param_offload)),
             f"offload_policy={fsdp.offload_policy}, param_offload={fsdp.param_offload} with {mode}: verl keeps a "
             "step's first policy by a copy to the CPU, which is none of what is there already; set both to False",
+        ),
+        (
+            "reward.reward_manager.name",
+            manager.source != "importlib" or manager.module.path != OWN_MANAGER or manager.name == "R3RewardManager",
+            f"{manager.name} is not in {OWN_MANAGER}: add reward.reward_manager.source=register for one of verl's",
         ),
         (
             "reward.reward_model.enable",

@@ -3,6 +3,7 @@
 import math
 import time
 
+import numpy as np
 import pytest
 
 from recipe.r3.custom_reward import RewardFunction, Verdict, judged, load_function
@@ -94,7 +95,7 @@ def test_one_that_fails_is_told_and_not_believed(function, name, told):
 
 @pytest.mark.parametrize(
     "result",
-    [math.nan, math.inf, -math.inf, "1.0", None, True, [1.0], {"acc": 1}, {"score": "1"}, {"score": math.nan}, 1j]
+    [math.nan, math.inf, -math.inf, "1.0", None, [1.0], {"acc": 1}, {"score": "1"}, {"score": math.nan}, 1j]
     + [{"score": 1.0, "acc": 0.5}, {"score": 1.0, "acc": "yes"}, {"score": 1.0, "acc": [1]}],
 )
 def test_what_is_no_score_is_none(result):
@@ -107,6 +108,9 @@ def test_what_is_no_score_is_none(result):
     [
         (1, Verdict(1.0)),
         (-0.5, Verdict(-0.5)),
+        (True, Verdict(1.0)),
+        (np.bool_(False), Verdict(0.0)),
+        ({"score": np.float32(0.5), "acc": np.bool_(True)}, Verdict(0.5, acc=True)),
         ({"score": 2, "acc": 1.0}, Verdict(2.0, acc=True)),
         ({"score": 0.5, "acc": False, "why": "x"}, Verdict(0.5, acc=False)),
     ],
