@@ -1,14 +1,14 @@
 """verl's settings with R^3: each one run through the real command on the embedded profile, and what its batches held.
 
-    python benchmarks/settings.py --folder DIR [--only NAME ...]     about a minute a setting on two cores
+    python benchmarks/settings.py --folder DIR [--only NAME ...]     one to three minutes a setting on two cores
 
 Every setting is one `r3 run` of three steps over the same 16 problems, so that the second step has a history. Hard is
 every problem that was ever failed, and all failures are ranked, not the cut-off ones alone: replayed, reflected and
 ranked rows are in the trained batches. What each optimizer step received is counted from `algorithm.r3.rows_folder`.
 
-Writes DIR/settings.csv and DIR/settings.md after each setting; one that is in there with the same overrides is not run
-again. Exits 1 when one that should train did not, or one that should be refused was not. What R^3's rows mean under
-each of them is told in recipe/r3/SETTINGS.md.
+Writes DIR/settings.csv and DIR/settings.md after each setting; what is in there as it should be is not run again. Exits
+1 when one that should train did not, or one that should be refused was not. What R^3's rows mean under each of them is
+told in recipe/r3/SETTINGS.md.
 """
 
 import argparse
@@ -217,16 +217,19 @@ def is_as_expected(setting: Setting, found: dict[str, str]) -> bool:
     return found["outcome"] == "trains" and len(values) == 2 and all(map(math.isfinite, values)) and values[0] > 0
 
 
-def read(file: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """What was found before, by setting and overrides."""
+def read(file: Path) -> dict[str, dict[str, str]]:
+    """What was found before, by overrides."""
     if not file.exists():
         return {}
     with open(file, newline="") as lines:
-        return {(row["setting"], row["overrides"]): row for row in csv.DictReader(lines)}
+        return {row["overrides"]: row for row in csv.DictReader(lines)}
 
 
-def write(folder: Path, found: list[dict[str, str]]) -> None:
+def write(folder: Path, known: dict[str, dict[str, str]]) -> None:
+    """The table, in the order of SETTINGS."""
     names = (*COLUMNS, *FIGURES, TOLD)
+    rows = [(setting.name, known.get(" ".join(setting.overrides))) for setting in SETTINGS]
+    found = [{**row, "setting": name} for name, row in rows if row is not None]
     with open(folder / "settings.csv", "w", newline="") as lines:
         table = csv.DictWriter(lines, names, lineterminator="\n")
         table.writeheader()
@@ -248,19 +251,17 @@ def main() -> None:
     args.folder = args.folder.resolve()
     args.cache = (args.cache or args.folder / "cache").resolve()
     known = read(args.folder / "settings.csv")
-    wrong = []
     with supervise.scratch_folder() as scratch, forkserver.serving(scratch) as python:
         for setting in SETTINGS:
-            key = setting.name, " ".join(setting.overrides)
-            if setting.name in args.only and key not in known:
-                known[key] = run(args, python, setting)
-                in_order = [(each.name, " ".join(each.overrides)) for each in SETTINGS]
-                write(args.folder, [known[each] for each in in_order if each in known])
-            if key in known:
-                print(", ".join(f"{name} {known[key][name]}" for name in (*COLUMNS, *FIGURES, TOLD)), flush=True)
-                if not is_as_expected(setting, known[key]):
-                    wrong.append(setting.name)
-    print(f"{len(known)} settings, not as expected: {', '.join(wrong) or 'none'}")
+            overrides = " ".join(setting.overrides)
+            if setting.name in args.only and not (overrides in known and is_as_expected(setting, known[overrides])):
+                known[overrides] = run(args, python, setting)
+                print(", ".join(f"{name} {value}" for name, value in known[overrides].items()), flush=True)
+                write(args.folder, known)
+    found = [(setting, known.get(" ".join(setting.overrides))) for setting in SETTINGS]
+    missing = [setting.name for setting, row in found if row is None]
+    wrong = [setting.name for setting, row in found if row is not None and not is_as_expected(setting, row)]
+    print(f"not as expected: {', '.join(wrong) or 'none'}; not run: {', '.join(missing) or 'none'}")
     sys.exit(bool(wrong))
 
 

@@ -8,7 +8,7 @@ import pytest
 from .conftest import received_rows
 
 pytestmark = pytest.mark.integration
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ACTOR, ROLLOUT, REFERENCE = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +18,16 @@ def rows_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(train, rows_folder):
-    """Sequence ratios without division by the std, a reference policy of its own worker, weights of stored log-probs,
+    """Sequence ratios without division by the std, a reference policy for loss and reward, weights of stored log-probs,
     two passes over fixed micro-batches."""
     return train(
         *("r3", "settings", "trainer.total_training_steps=2"),
         *(f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"),
         *("algorithm.norm_adv_by_std_in_grpo=False", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.ppo_epochs=2"),
         *(f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"),
-        *(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4", "algorithm.rollout_correction.rollout_is=token"),
-        *("algorithm.r3.replay.correction=behavior", "algorithm.r3.ranking.scope=failed"),
+        *(f"{part}.log_prob_micro_batch_size_per_gpu=4" for part in (ROLLOUT, REFERENCE)),
+        *("algorithm.rollout_correction.rollout_is=token", "algorithm.r3.replay.correction=behavior"),
+        *("algorithm.use_kl_in_reward=True", "algorithm.r3.ranking.scope=failed"),
         *("algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"),
         f"algorithm.r3.rows_folder={rows_folder}",
     )
@@ -41,6 +42,15 @@ def test_replayed_reflected_and_ranked_rows_train_under_all_of_them(run):
         # 0 only before the first update; two passes of two optimizer steps each come after it.
         assert row["actor/kl_loss"] > 0
         assert row["training/rollout_probs_diff_max"] < 1e-3
+
+
+def test_reported_rewards_hold_the_penalty_and_no_ranking(run):
+    """A ranked row earns 0.25 on average and counts 0 here, the penalty is a thousandth of its KL."""
+    ranked = [row for row in run.rows if row["groups/ranked"]]
+    assert ranked
+    for row in ranked:
+        assert row["critic/rewards/mean"] == pytest.approx(row["critic/score/mean"], abs=2e-3)
+        assert row["critic/rewards/mean"] != row["critic/score/mean"] or row["step"] == 1
 
 
 def test_each_pass_trains_every_row_once_and_every_rescued_group_whole(run, rows_folder):
