@@ -14,8 +14,8 @@
 """A user's own reward function (`reward.custom_reward_function`), in processes of its own.
 
 verl's interface: `compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs)` returns a
-number or a truth value, or a dict with `score` and perhaps `acc`; its other keys are not used. An answer is correct when `acc` says so,
-else when its score is at least `algorithm.r3.correct_from`.
+number or a truth value, or a dict with `score` and perhaps `acc`; its other keys are not used. An answer is correct
+when `acc` says so, else when its score is at least `algorithm.r3.correct_from`.
 
 The function is the user's, the text is a model's: it runs with the grader's killing deadline and memory limit, and what
 it returns is checked. One that hangs, raises, or returns NaN, a text or an infinity leaves a wrong answer with score 0

@@ -225,7 +225,7 @@ PARALLEL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 BEHAVIOR = {"algorithm.r3.replay.correction": "behavior", "algorithm.rollout_correction.rollout_is": "token"}
 COMBINATIONS = [
     ({"algorithm.adv_estimator": "grpo"}, "algorithm.adv_estimator: must be r3 .* got 'grpo'"),
-    ({"reward.reward_manager.name": "dapo"}, "reward.reward_manager.name: dapo .*reward.reward_manager.source=register"),
+    ({"reward.reward_manager.name": "dapo"}, "reward.reward_manager.name: dapo .*manager.source=register"),
     ({"critic.enable": True}, "critic.enable: .*set critic.enable=False"),
     (
         {"algorithm.rollout_correction.bypass_mode": True},
