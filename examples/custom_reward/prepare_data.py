@@ -90,10 +90,6 @@ def rows(task: Task, wanted: int, seed: int, counts: Counter) -> list[dict]:
     found: dict[str, dict] = {}
     last = -1
     for index, entry in enumerate(entries(task, seed)):
-        if len(found) == wanted:
-            return list(found.values())
-        if index - last > MOST_USELESS:
-            break
         counts["read"] += 1
         # By letters and digits, as `r3 run` compares the rows of DATA with those of VAL_DATA.
         key = data.overlap_key(entry["question"])
@@ -104,6 +100,10 @@ def rows(task: Task, wanted: int, seed: int, counts: Counter) -> list[dict]:
             counts["own_answer_not_right"] += 1
         else:
             found[key], last = row, index
+        if len(found) == wanted:
+            return list(found.values())
+        if index - last == MOST_USELESS:
+            break
     raise ValueError(
         f"--tasks {task.text}: {len(found):,} usable questions among {index + 1:,}, {wanted:,} needed: the others are "
         "equal to one of them or their own answer is not right; ask for fewer rows, or change the task's settings"
