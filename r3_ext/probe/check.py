@@ -4,8 +4,9 @@
     r3 probe check --add outputs/probe/world_*       take the verdicts of these probes in first
 
 A mechanism's effect in a world is the plan's own contrast for it, in that world alone: of Pass@1 at the study's budget.
-The probe is right where it says on and the effect is at least what the plan counts (`matters`), or off and it is less;
-unclear is neither right nor wrong. One world is mostly noise, so the mean over the worlds of a verdict is told as well.
+The probe is right where it says on and the effect is at least `verdicts.MATTERS`, which the plan counts too, or off and
+it is less; unclear is neither right nor wrong. One world is mostly noise, so the mean over the worlds of a verdict is
+told as well.
 """
 
 import argparse
@@ -93,11 +94,11 @@ def table(rows: Iterable[Row], design: Design, curves: dict) -> str:
         told = "not trained" if gained is None else f"{gained:+.3f}"
         lines.append(f"| {row.world or 'default'} | {row.seed} | {row.mechanism} | {row.verdict} | {told} | {right} |")
     judged = [is_right(row.verdict, gained) for row, gained in gains]
-    lines += [
-        "",
-        f"Right in {judged.count(True)} of {len(judged) - judged.count(None)} that training has tested, where",
-    ]
-    lines[-1] += f" on claims an effect of at least {MATTERS:g} and off a smaller one."
+    right, wrong = judged.count(True), judged.count(False)
+    if not right + wrong:
+        return "\n".join(lines) + "\n"
+    lines += ["", f"Right in {right} of {right + wrong} that training has tested: on claims an effect of at least"]
+    lines[-1] += f" {MATTERS:g} of Pass@1, off a smaller one."
     lines += ["", "| | probe | worlds trained | mean effect, 95 % interval |", "|---|---|---|---|"]
     for mechanism in CONTRASTS:
         for verdict in (ON, UNCLEAR, OFF):

@@ -373,6 +373,18 @@ def test_right_is_on_with_an_effect_that_matters_and_off_without():
     assert {case: check.is_right(*case) for case in cases} == cases
 
 
+def test_the_table_counts_what_training_has_tested():
+    design = read_design(check.EXAMPLES / "studies" / "worlds.yaml")
+    rows = [check.Row("reflection=0", seed, "r3", verdict) for seed, verdict in ((1, "on"), (2, "off"), (3, "unclear"))]
+    assert "Right in" not in check.table(rows, design, {})
+    ends = {"reflection_0/r3": {1: 0.6, 2: 0.6, 3: 0.4}, "reflection_0/grpo": {1: 0.5, 2: 0.5, 3: 0.5}}
+    told = check.table(rows, design, curves_of(ends))
+    assert "Right in 1 of 2 that training has tested" in told
+    assert "| reflection=0 | 1 | r3 | on | +0.100 | yes |" in told
+    assert "| reflection=0 | 2 | r3 | off | +0.100 | no |" in told
+    assert "| r3 | unclear | 1 | -0.100 |" in told
+
+
 def test_verdicts_are_added_kept_and_compared(tmp_path, monkeypatch, capsys):
     for seed, world in ((1, "seed=1"), (1, "reflection=0,mistaken=0,seed=1")):
         folder = tmp_path / world
