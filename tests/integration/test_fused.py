@@ -15,13 +15,6 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def warm_start(cache, recording):
-    """Where the runs' model and problems lie, which `recording` has made."""
-    [model] = cache.glob("warm-start-*/model")
-    return model.parent
-
-
-@pytest.fixture(scope="module")
 def untied(warm_start, tmp_path_factory):
     """The tiny model with output embeddings of its own, equal to the input's: it says what the tied one says."""
     folder = tmp_path_factory.mktemp("untied") / "model"

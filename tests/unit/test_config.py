@@ -36,7 +36,7 @@ def shipped() -> DictConfig:
 
 def part(config: DictConfig) -> DictConfig:
     """A copy of the sections that the checks read; copying all of verl's configuration takes most of a second."""
-    return OmegaConf.masked_copy(config, ["algorithm", "actor_rollout_ref", "critic", "data", "trainer"])
+    return OmegaConf.masked_copy(config, ["algorithm", "actor_rollout_ref", "critic", "data", "reward", "trainer"])
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ project's configuration and with the hook of R3Trainer that names queries.
 
 import os
 import random
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,7 +99,7 @@ def trainer_of(config, tokenizer) -> R3Trainer:
     trainer = object.__new__(R3Trainer)
     trainer.config, trainer.tokenizer, trainer.processor = config, tokenizer, None
     trainer.trainer_mode, trainer.parameter_sync_step, trainer.global_steps = "sync", 1, 1
-    trainer.r3, trainer.planner = config.algorithm.r3, None
+    trainer.r3, trainer.planner, trainer.replay_buffer = config.algorithm.r3, None, SimpleNamespace()
     trainer._init_dataloader()
     return trainer
 
