@@ -637,10 +637,8 @@ class TestConfig:
         config.reward.reward_kwargs.grader_timeout_s = -1
         finding = only(settings.check_config(config), FAIL)
         assert finding.found == "reward.reward_kwargs.grader_timeout_s must be > 0, got -1"
-        config.reward.reward_manager.source, config.reward.reward_manager.name = (
-            "register",
-            "dapo",
-        )  # another one's settings are its own
+        # Another manager's settings are its own.
+        config.reward.reward_manager.source, config.reward.reward_manager.name = "register", "dapo"
         assert FAIL not in levels(settings.check_config(config))
 
     @pytest.mark.parametrize(
