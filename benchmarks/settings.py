@@ -22,7 +22,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas
+import pyarrow
+from pyarrow import parquet
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -159,18 +160,23 @@ def run(args: argparse.Namespace, python: Path, setting: Setting) -> dict[str, s
     found = dict.fromkeys((*COLUMNS, *FIGURES, TOLD), "")
     found |= {"setting": setting.name, "overrides": " ".join(setting.overrides), "steps": str(len(steps))}
     said = done.stdout + done.stderr
-    refusals = [line.strip() for line in said.splitlines() if setting.refused and setting.refused in line]
     if done.returncode == 0:
         found |= {"outcome": "trains"} | counts(rows) | figures(steps)
         sources = {
             key.split("/")[1] for row in read_metrics(folder / "metrics.jsonl") for key in row if "pass@1" in key
         }
         found[TOLD] = f"validated: {', '.join(sorted(sources))}" if sources else ""
-    elif setting.refused and refusals and not steps:
-        found |= {"outcome": "refused", TOLD: refusals[-1]}
+    elif (told := refusal(said)).startswith(setting.refused) and setting.refused and not steps:
+        found |= {"outcome": "refused", TOLD: told}
     else:
         found |= {"outcome": f"exit code {done.returncode}", TOLD: said.strip().splitlines()[-1]}
     return found
+
+
+def refusal(said: str) -> str:
+    """What the doctor's check of the configuration says, which is wrapped over lines; "" where nothing failed."""
+    found = re.search(r"^fail +config +(.*?)\s+->", said, re.DOTALL | re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
 
 
 def with_files(args: argparse.Namespace, override: str) -> str:
@@ -179,8 +185,10 @@ def with_files(args: argparse.Namespace, override: str) -> str:
         return override
     [val] = args.cache.glob("warm-start-*/val.parquet")
     second = args.folder / "second.parquet"
-    data = pandas.read_parquet(val)
-    data.assign(data_source="second").to_parquet(second)
+    table = parquet.read_table(val)
+    column = table.column_names.index("data_source")
+    field, values = table.schema.field(column), pyarrow.array(["second"] * len(table), table.schema.types[column])
+    parquet.write_table(table.set_column(column, field, values), second)
     return override.replace(SECOND_VAL, str(second)).replace(VAL, str(val))
 
 
