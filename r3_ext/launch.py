@@ -1,6 +1,6 @@
 """`r3 run`: prepare, check, train, and leave a run folder behind. `r3 resume`: go on with one.
 
-    r3 run                                     R^3 with the profile that fits this machine
+    r3 run                                     R^3 with the profile gpu_8x80gb, or embedded without a GPU
     r3 run --method grpo                       verl's GRPO with the same profile
     r3 run --profile gpu_4x80gb trainer.total_epochs=1
     r3 resume NAME                             go on with that run, with the settings that it has
@@ -27,7 +27,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from r3_ext import cluster, memory, private_network, supervise
+from r3_ext import cluster, memory, private_network, rows, supervise
 from r3_ext.changes import Changes
 from r3_ext.config import EXAMPLE_CONFIG, RECIPE_CONFIG, ROOT, compose_config, quoted
 from r3_ext.console import RunDisplay, closing_table, paragraph
@@ -241,7 +241,7 @@ def main(argv: list[str], resume: bool = False) -> int:
         changed = start.check(config, False, say)
         if wrong := check_values(config):
             raise ValueError("; ".join(finding.found for finding in wrong))
-        model_and_data(start.profile, start.cache, tiny_model(start), lambda text: None, start.overrides, build=False)
+        data_of(start, config, lambda text: None, build=False)
     except (ValueError, OSError) as error:
         say(f"error: {error}")
         return 2
@@ -256,7 +256,7 @@ def main(argv: list[str], resume: bool = False) -> int:
         replace_read_only_home(start.cache, say)
     with interpreter(start.profile, start.overrides, say) as python:
         try:
-            overrides, config, changed = prepare(start, places, say)
+            overrides, config, changed = prepare(start, places, config, say)
         except ValueError as error:
             say(f"error: {error}")
             return 2
@@ -285,13 +285,21 @@ def tiny_model(start: Start) -> dict:
     return {"world": parse_world(start.options["world"] or "")} | ({} if steps is None else {"steps": steps})
 
 
-def prepare(start: Start, places: list[str], say) -> tuple[list[str], DictConfig, Changes]:
+def data_of(start: Start, config: DictConfig, say, build: bool = True) -> list[str]:
+    """`model_and_data` for a run of this config."""
+    given = start.profile, start.cache, tiny_model(start), say, start.overrides
+    return model_and_data(*given, build=build, any_truth=rows.may_be_any_truth(config))
+
+
+def prepare(start: Start, places: list[str], config: DictConfig, say) -> tuple[list[str], DictConfig, Changes]:
     """Model and data, built where they are not there yet; returns all overrides, the config and what changed.
+
+    config: the run's, as far as it is known without them.
 
     Raises:
         ValueError: a source that cannot be taken, or a change that needs --change.
     """
-    given = model_and_data(start.profile, start.cache, tiny_model(start), say, start.overrides)
+    given = data_of(start, config, say)
     overrides = start.compose(places + given)
     config = compose_config(overrides)
     return overrides, config, start.check(config, True, say)

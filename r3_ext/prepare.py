@@ -22,12 +22,19 @@ READ_AS_PATTERN = re.compile(r"[*?\[\]{}$\\\n]|::|://")
 
 
 def model_and_data(
-    profile: str, cache: Path, tiny_model: dict, say, overrides: Iterable[str] = (), build: bool = True
+    profile: str,
+    cache: Path,
+    tiny_model: dict,
+    say,
+    overrides: Iterable[str] = (),
+    build: bool = True,
+    any_truth: bool = False,
 ) -> list[str]:
     """Overrides that name the model and the data files; what `overrides` name themselves is left to them.
 
     tiny_model: settings of the embedded profile's model, fields of `warm_start.Settings`.
     build: whether what is not given is made or fetched; the doctor looks at what is given only.
+    any_truth: as of `rows.read`.
 
     Raises:
         ValueError: a file, model or setting that cannot be used, in one sentence.
@@ -42,6 +49,9 @@ def model_and_data(
     check_place("--cache", str(cache))
     try:
         given |= {key: fetched(Path(cache), given[key], say) for key in (TRAIN, VAL) if key in given}
+        for key in (VAL, TRAIN):
+            if key in given:
+                check_files(given[key], any_truth)
         choose = embedded if profile == EMBEDDED else on_gpus
         chosen = choose(Path(cache), given, named, tiny_model, say, build)
         return [override(key, value, Path(cache)) for key, value in chosen.items() if key not in named]
@@ -125,8 +135,6 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
             chosen |= {key: [path] for key, path in ((TRAIN, train), (VAL, val)) if key in missing}
         return chosen
     source = given.get(TRAIN)
-    if source:
-        check_files(source)
     held_out = exclude(cache, chosen.get(VAL, [])) if source else []
     if not build and not source:
         return chosen
@@ -171,8 +179,8 @@ def exclude(cache: Path, val: list[Path]) -> list[str]:
     return [str(path) for path in [*sorted((cache / "benchmarks").glob("*.parquet")), *val]]
 
 
-def check_files(source: str) -> list[Path]:
-    """The files of `source`, all raw or all in verl's format and then without a fault in any row.
+def check_files(source: str, any_truth: bool) -> None:
+    """Whether the files of `source` are all raw, or all in verl's format and then without a fault in any row.
 
     Raises ValueError with file, row and column.
     """
@@ -181,7 +189,7 @@ def check_files(source: str) -> list[Path]:
     if len(formats) > 1:
         raise ValueError(f"{source}: some files are in verl's format and some are not; keep them in two folders")
     for file in files if True in formats else ():
-        found = rows.read(file)
+        found = rows.read(file, any_truth=any_truth)
         if missing := found.missing():
             raise ValueError(
                 f"{file} lacks the column {', '.join(missing)} of verl's format; it has {', '.join(found.columns)}"
@@ -191,7 +199,6 @@ def check_files(source: str) -> list[Path]:
         if found.faults:
             others = f"; {len(found.faults) - 1} more kinds of fault" if len(found.faults) > 1 else ""
             raise ValueError(f"{file}, {found.faults[0]}; {found.faults[0].rule}{others}")
-    return files
 
 
 def is_verl(files: list[Path]) -> bool:
@@ -200,7 +207,7 @@ def is_verl(files: list[Path]) -> bool:
 
 def training_files(cache: Path, source: str, excluded: list[str], say) -> list[Path]:
     """Files to train on without the problems of the files in `excluded`; see the module's docstring."""
-    files = check_files(source)
+    files = data.local_files(source)
     folder = cache / f"{{}}-{digest([source, *excluded])}"
     if is_verl(files):
         keys = data.overlap_keys(excluded)
@@ -215,7 +222,7 @@ def training_files(cache: Path, source: str, excluded: list[str], say) -> list[P
 
 def validation_files(cache: Path, source: str, say) -> list[Path]:
     """The same for VAL_DATA, from which no problem of a benchmark is left out and whose order is kept."""
-    files = check_files(source)
+    files = data.local_files(source)
     if is_verl(files):
         return [unchanged(file, cache / f"rows-{digest([source])}", frozenset(), say) for file in files]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(source).stem) or "val"

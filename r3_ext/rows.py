@@ -11,8 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from recipe.r3.truths import accepted_answers
+from recipe.r3.truths import OWN_MANAGER, accepted_answers
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 MAX_PROMPT_CHARS = 200_000
 """Longest prompt. Its tokens are counted before training; tokenising 6 million characters took 42 s."""
@@ -62,18 +66,20 @@ class DataFile:
         return [column for column in (prompt_key, *NEEDED) if column not in self.columns]
 
 
-def read(path: str | Path, prompt_key: str = "prompt") -> DataFile:
+def read(path: str | Path, prompt_key: str = "prompt", any_truth: bool = False) -> DataFile:
     """The file with the faults of all its rows; read once for one content.
+
+    any_truth: ground truths are read by a reward function of the user's own, which alone knows what they may be.
 
     Raises OSError or ValueError when it cannot be read (pyarrow's errors are of these two kinds).
     """
     file = Path(path).expanduser()
     stat = file.stat()
-    return _read(file, prompt_key, stat.st_mtime_ns, stat.st_size)
+    return _read(file, prompt_key, any_truth, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, prompt_key: str, modified: int, size: int) -> DataFile:
+def _read(path: Path, prompt_key: str, any_truth: bool, modified: int, size: int) -> DataFile:
     columns, number, rows = open_rows(path, (prompt_key, *NEEDED, "query_id", "extra_info", *PARTS))
     data = DataFile(path, columns, number)
     data.faults = [
@@ -81,7 +87,7 @@ def _read(path: Path, prompt_key: str, modified: int, size: int) -> DataFile:
         for name in columns
         if name in OF_VERL
     ]
-    data.faults += check(collect(data, rows, prompt_key), prompt_key)
+    data.faults += check(collect(data, rows, prompt_key), prompt_key, any_truth)
     return data
 
 
@@ -144,15 +150,15 @@ def collect(data: DataFile, rows: Iterable[dict], prompt_key: str) -> Iterator[d
     data.sample += [longest[1]] if longest[1] else []
 
 
-def check(rows: Iterable[dict], prompt_key: str = "prompt") -> list[Fault]:
+def check(rows: Iterable[dict], prompt_key: str = "prompt", any_truth: bool = False) -> list[Fault]:
     """The first fault of each column and rule, with the number of rows that follow it."""
     faults, first_kind = {}, None
     for number, row in enumerate(rows):
-        found_here = list(row_faults(row, prompt_key))
+        found_here = list(row_faults(row, prompt_key, any_truth))
         if not any(column == TRUTH for column, _, _ in found_here):
             kind = truth_kind(row["reward_model"]["ground_truth"])
             first_kind = first_kind or kind
-            if kind != first_kind:
+            if kind not in (None, first_kind):
                 found = f"is {kind}, in the rows before it was {first_kind}"
                 found_here.append((TRUTH, found, "give all rows of a file the same kind of ground truth"))
         for column, found, rule in found_here:
@@ -160,24 +166,18 @@ def check(rows: Iterable[dict], prompt_key: str = "prompt") -> list[Fault]:
     return list(faults.values())
 
 
-def truth_kind(truth) -> str:
+def truth_kind(truth) -> str | None:
     """One kind a file: where JSON mixes them, verl's dataset reads the text "5" as the number 5."""
-    return "a list" if isinstance(truth, list) else "a text" if isinstance(truth, str) else "a number"
+    kinds = {list: "a list", str: "a text", dict: "a group of values", type(None): None}
+    return next((name for kind, name in kinds.items() if isinstance(truth, kind)), "a number")
 
 
-def row_faults(row: dict, prompt_key: str) -> Iterator[tuple[str, str, str]]:
+def row_faults(row: dict, prompt_key: str, any_truth: bool = False) -> Iterator[tuple[str, str, str]]:
     """(column, what it is, what to do) of everything in a row that verl or the reward manager could not use."""
     if fault := prompt_fault(row.get(prompt_key)):
         yield prompt_key, *fault
-    reward = row.get("reward_model")
-    try:
-        answers = accepted_answers(reward.get("ground_truth") if isinstance(reward, dict) else None)
-    except ValueError as error:
-        rule = "every row needs an answer (text or a number), or a list of accepted answers"
-        yield TRUTH, f"is {str(error).partition(', got ')[2]}"[:80], rule
-    else:
-        if not all(is_text(answer) for answer in answers):
-            yield TRUTH, "holds half a character (a lone surrogate)", "write the text as UTF-8"
+    if fault := truth_fault(row.get("reward_model"), any_truth):
+        yield TRUTH, *fault
     if not is_text(row.get("data_source")):
         rule = "name the data set in every row: validation is reported by it"
         yield "data_source", f"is {short(row.get('data_source'))}", rule
@@ -193,6 +193,29 @@ def row_faults(row: dict, prompt_key: str) -> Iterator[tuple[str, str, str]]:
     for name in PARTS:
         if row.get(name):
             yield name, "is not empty", "R^3 trains on text alone: drop the column and the rows that need it"
+
+
+def may_be_any_truth(config: DictConfig) -> bool:
+    """Whether a reward function or a manager of verl's reads the ground truths, and not the recipe's grader."""
+    own = (config.reward.get("custom_reward_function") or {}).get("path")
+    manager = config.reward.reward_manager
+    return bool(own) or manager.source != "importlib" or manager.module.path != OWN_MANAGER
+
+
+def truth_fault(reward, any_truth: bool) -> tuple[str, str] | None:
+    """(what it is, what to do), or None for what the grader, or else a reward function, can be asked with."""
+    if any_truth:
+        if isinstance(reward, dict) and "ground_truth" in reward:
+            return None
+        return "is missing", "reward_model is a group of values with ground_truth, which the reward function is given"
+    try:
+        answers = accepted_answers(reward.get("ground_truth") if isinstance(reward, dict) else None)
+    except ValueError as error:
+        rule = "every row needs an answer (text or a number), or a list of accepted answers"
+        return f"is {str(error).partition(', got ')[2]}"[:80], rule
+    if not all(is_text(answer) for answer in answers):
+        return "holds half a character (a lone surrogate)", "write the text as UTF-8"
+    return None
 
 
 def prompt_fault(prompt) -> tuple[str, str] | None:

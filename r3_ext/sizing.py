@@ -223,8 +223,8 @@ ROWS = {
     "cache per token": lambda p, a: f"{a.kv_bytes / 1024:.0f} KiB",
     "cache tokens per replica": lambda p, a: f"{p.cache_tokens:,}",
     "replicas": lambda p, a: str(p.replicas),
-    "rows per step, at most": lambda p, a: f"{p.rows:,}",
-    "response tokens per step, at most": lambda p, a: f"{p.tokens / 1e6:.1f} M",
+    "generated rows per step, at most": lambda p, a: f"{p.rows:,}",
+    "their response tokens, at most": lambda p, a: f"{p.tokens / 1e6:.1f} M",
     "optimizer steps per step": lambda p, a: str(p.optimizer_steps),
 }
 """Lines of the table: name and text; without a unit it is GiB."""

@@ -19,6 +19,7 @@ from r3_ext.metrics_file import split
 from r3_ext.prepare import EMBEDDED
 from r3_ext.run_folder import append, check_name, claim, digest, find, is_run, missing, read_starts
 from r3_ext.summary import CUT
+from recipe.r3.custom_reward import FILE, function_file
 from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 
 FUNCTION = "reward.custom_reward_function.path"
@@ -264,7 +265,7 @@ def _at_its_place(override: str) -> str:
     if key.lstrip("+") != FUNCTION:
         return override
     path = parse_override(override).value()
-    return f"{key}={_hydra_value(_absolute(path))}" if isinstance(path, str) else override
+    return f"{key}={_hydra_value(_absolute(path.removeprefix(FILE)))}" if isinstance(path, str) else override
 
 
 def check_world(text: str, profile: str, data: str | None) -> None:
@@ -287,8 +288,10 @@ def _moved(value: object, there: str, here: str) -> object:
 
 
 def contents(config: DictConfig) -> dict[str, list[str | None]]:
-    """sha256 of the data files and of the model of a run, by setting."""
+    """sha256 of the data files, of the model and of the reward function's file of a run, by setting."""
     values = {key: OmegaConf.select(config, key) for key in FILES}
+    if values[FUNCTION]:
+        values[FUNCTION] = function_file(values[FUNCTION]) or values[FUNCTION]
     return {
         key: [digest(path) for path in ([value] if isinstance(value, str) else value or ())]
         for key, value in values.items()

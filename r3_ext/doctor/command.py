@@ -1,6 +1,6 @@
 """`r3 doctor`: what would otherwise fail minutes into a run, checked before Ray starts.
 
-    r3 doctor                                    the profile that fits this machine
+    r3 doctor                                    the profile gpu_8x80gb, or embedded without a GPU
     r3 doctor --profile gpu_4x80gb data.train_files=train.parquet
     DATA=rows.parquet MODEL=folder r3 doctor     the same files that `r3 run` would take
     r3 doctor --json                             for programs
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r3_ext import cluster
+from r3_ext import cluster, rows
 from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
@@ -149,10 +149,12 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path) -> lis
     try:
         check_choice("profile", profile)
         check_choice("method", method)
-        if wrong := check_values(compose_config([*groups, *overrides])):  # told before any file is read
+        config = compose_config([*groups, *overrides])
+        if wrong := check_values(config):  # told before any file is read
             return wrong
+        any_truth = rows.may_be_any_truth(config)
         try:
-            given = model_and_data(profile, cache, {}, lambda text: None, overrides, build=False)
+            given = model_and_data(profile, cache, {}, lambda text: None, overrides, build=False, any_truth=any_truth)
         except ValueError as error:
             findings = [Finding(FAIL, "data", str(error), "correct DATA, VAL_DATA or MODEL")]
         config = compose_config([*groups, *given, *overrides])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def read_data(config: DictConfig, path: str) -> DataFile:
     """Raises OSError or ValueError when the file cannot be read."""
-    return rows.read(path, config.data.get("prompt_key", "prompt"))
+    return rows.read(path, config.data.get("prompt_key", "prompt"), rows.may_be_any_truth(config))
 
 
 def data_files(config: DictConfig) -> list[tuple[str, list[str]]]:

@@ -153,18 +153,31 @@ def check_reward(config: DictConfig) -> None:
 
 def check_function(config: DictConfig) -> None:
     """Load the user's reward function, in a process that can be ended. Raises ValueError with the full key."""
-    named, key = config.reward.get("custom_reward_function") or {}, "reward.custom_reward_function"
+    from recipe.r3.custom_reward import KEY, LOADED, packed
+    from recipe.r3.reward_manager import R3RewardManager, function_kwargs
+
+    named, manager = config.reward.get("custom_reward_function") or {}, config.reward.reward_manager
+    known = "path", "name", "reward_kwargs"
+    if unknown := [key for key in named if key not in known]:
+        raise ValueError(f"{KEY}.{unknown[0]} is unknown, expected one of: {', '.join(known)}")
     if not named.get("path"):
         return
     if not named.get("name"):
-        raise ValueError(f"{key}.name must be the function's name, got {named.get('name')!r}")
+        raise ValueError(f"{KEY}.name must be the function's name, got {named.get('name')!r}")
     command = [sys.executable, "-m", "recipe.r3.custom_reward", named.path, named.name]
+    kwargs, is_ours = packed(function_kwargs(named)), manager.name == R3RewardManager.__name__
+    if is_ours or manager.source == "register":  # another's may ask a function as it likes
+        command += ["--kwargs", kwargs]
+    if not is_ours:
+        command += ["--may-be-coroutine"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LOAD_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{key}.path={named.path} did not load within {LOAD_S} s") from None
-    if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or [f"{key}.path={named.path} ended its process"])[-1])
+        raise ValueError(f"{KEY}.path={named.path} did not load within {LOAD_S} s") from None
+    if done.returncode or LOADED not in done.stdout.splitlines():
+        told = (done.stderr.strip().splitlines() or [""])[-1]
+        ended = f"{KEY}.path={named.path} ended its process while it was loaded: {told or 'it said nothing'}"
+        raise ValueError(told if told.startswith(KEY) else ended)
 
 
 def check_config(config: DictConfig) -> list[Finding]:

@@ -11,7 +11,7 @@ optional; without it there are no figures on tokens.
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,9 @@ class Grader:
         self.threads, self.workers = threads, workers
         self.verdicts: dict[tuple[str, str], bool | None] = {}
 
-    def grade(self, responses: list[str], references: list[str]) -> list[tuple[str | None, bool | None]]:
+    def __call__(self, rows: list[dict], references: list[str]) -> list[tuple[str | None, bool | None]]:
         """Raw answer, None if there is none, and verdict, None if none was reached, of each response."""
+        responses = [row["response"] for row in rows]
         answers = [final_answer(response) for response in responses]
         pairs = list(zip(answers, references, strict=True))
         fresh = {
@@ -63,8 +64,10 @@ class Grader:
         ]
 
 
-def grade_folder(folder: Path, tick=lambda rows: None) -> None:
+def grade_folder(folder: Path, tick=lambda rows: None, judge: Callable | None = None) -> None:
     """Write scores.parquet and disagreements.jsonl; `tick` is told the number of rows that are graded.
+
+    judge: called in the place of a `Grader`.
 
     Raises:
         EvaluationError: answers are missing, twice there or damaged.
@@ -74,13 +77,13 @@ def grade_folder(folder: Path, tick=lambda rows: None) -> None:
     workers = os.cpu_count() or 1
     scores, disagreements = [], Counter()
     with ThreadPoolExecutor(workers) as threads:
-        grader = Grader(threads, workers)
+        judge = judge or Grader(threads, workers)
         for rows in _batches(folder, problems):
             references = [problems[row["benchmark"], row["index"]]["answer"] for row in rows]
-            graded = grader.grade([row["response"] for row in rows], references)
+            graded = judge(rows, references)
             for row, reference, (answer, verdict) in zip(rows, references, graded, strict=True):
                 scores.append(_score(row, reference, answer, verdict))
-                if scores[-1]["strict"] != scores[-1]["correct"]:
+                if answer is not None and scores[-1]["strict"] != scores[-1]["correct"]:
                     disagreements[row["benchmark"], row["index"], reference, answer, verdict] += 1
             tick(len(scores))
     scores.sort(key=lambda row: (row["benchmark"], row["index"], row["sample"]))

@@ -1,6 +1,6 @@
 """`r3 probe`: is R^3 worth it for this model and these problems? Generates answers, trains nothing.
 
-    r3 probe --model MODEL --data FILE                     minutes on one GPU
+    r3 probe --model MODEL --data FILE                     about two steps' rollouts of the profile
     r3 probe --profile embedded                            the tiny model of `r3 run` on this machine, and its problems
     r3 probe --profile embedded --world mistaken=0 --seed 3    another world, as a cell of `r3 study` has it
     r3 probe check                                         the verdicts on the study's worlds against what training did
@@ -27,7 +27,7 @@ from rich.console import Console
 from r3_ext.config import check_choice, compose_config
 from r3_ext.cpu.world import parse as parse_world
 from r3_ext.doctor.gpus import default_profile
-from r3_ext.doctor.settings import check_values
+from r3_ext.doctor.settings import check_reward, check_values
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate import command as evaluation
 from r3_ext.evaluate.score import grade_folder
@@ -73,7 +73,6 @@ def settle(args: argparse.Namespace) -> DictConfig:
     for name, least in {"samples": 2, "problems": 1, "max_tokens": 1, "seed": 0}.items():
         if (value := getattr(args, name)) is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
-    own = [f"{key}={value}" for key, value in {GROUP: args.samples, LIMIT: args.max_tokens}.items() if value]
     given = bool(args.model), bool(args.data)
     if any(given) != all(given) or (args.profile != EMBEDDED and not all(given)):
         missing = "--data" if args.model else "--model"
@@ -84,10 +83,14 @@ def settle(args: argparse.Namespace) -> DictConfig:
     args.world = None if all(given) else ",".join(filter(None, [args.world, f"seed={args.seed}"]))
     if args.world:
         parse_world(args.world)
-    config = compose_config([f"+profile={args.profile}", "+method=r3", *args.overrides, *own])
+    config = compose_config([f"+profile={args.profile}", "+method=r3", *args.overrides, *own_overrides(args)])
     if wrong := check_values(config):
         raise ValueError(wrong[0].found)
     return config
+
+
+def own_overrides(args: argparse.Namespace) -> list[str]:
+    return [f"{key}={value}" for key, value in {GROUP: args.samples, LIMIT: args.max_tokens}.items() if value]
 
 
 def subject(args: argparse.Namespace, say: Callable) -> tuple[Path, str]:
@@ -130,31 +133,37 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
     def answer(part: Path, total: int) -> None:
         if code := evaluation.answer(part, total, ranks, gpus, settings, ["r3", "probe", *argv], console, say):
             raise GenerationFailed(code)
-        grade_folder(part)
+        grade_folder(part, judge=judge)
 
     # verl tells of every engine that is not installed.
     warnings.filterwarnings("ignore", message=".* engine is not available", category=UserWarning)
     from r3_ext.probe import ask, quantities, report, verdicts  # import verl, which is slow
+    from r3_ext.probe.judge import asking
 
     r3 = checked(config)
+    # Whoever asks it in training, here it is asked as R^3's manager does.
+    check_reward(OmegaConf.merge(config, {"reward": {"reward_manager": {"name": "R3RewardManager"}}}))
     model, source = subject(args, say)
     template_kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
-    chat = ask.Chat(model, bool(settings.get("trust_remote_code")), template_kwargs)
+    template = config.actor_rollout_ref.model.get("custom_chat_template")
+    chat = ask.Chat(model, bool(settings.get("trust_remote_code")), template, template_kwargs)
     asked = ask.sample(ask.read_problems(source), args.problems, args.seed, chat, config.data.max_prompt_length)
     identity = {"path": str(model), "fingerprint": plan.fingerprint(model)}
-    questions = ask.Questions(folder, config, r3, identity, source, asked, chat, args.seed, answer)
-    with plan.only_writer(questions.plain_folder):
+    with asking(config, [row for _, row in asked]) as judge, plan.only_writer(folder / ask.PLAIN):
+        questions = ask.Questions(folder, config, r3, identity, source, asked, chat, args.seed, answer, judge)
         say(f"{model}: {len(asked):,} problems of {source}, {2 * questions.n} answers to each")
         plain = questions.ask_plainly()
         reflected = questions.ask_with_reflection(plain)
-        figures = quantities.measure(plain, reflected, args.seed)
+        figures = quantities.measure(plain, reflected, args.seed, r3, config.data.train_batch_size)
         foresight = foresight_of(questions.plain_folder, model, questions.limit, r3.ranking.top_ratio)
         judged = verdicts.judge(figures, int(reflected.asked_P.sum()), foresight)
         step = config.data.train_batch_size * questions.n * float(plain.tokens_PA.mean())
         spent = report.cost(questions.tokens(), step, time.monotonic() - began)
-        names = {"profile": args.profile, "world": args.world, "overrides": args.overrides, "seed": args.seed}
+        overrides = [*args.overrides, *own_overrides(args)]
+        names = {"profile": args.profile, "world": args.world, "overrides": overrides, "seed": args.seed}
         sizes = {"problems": len(asked), "group": questions.n, "limit": questions.limit}
         about = {"model": identity, "data": source, **names, **sizes}
+        about |= {"reward": {"by": judge.name, "no_score": judge.failures}}
         found = report.content(about, plain, reflected, figures, foresight, judged, spent)
         report.write(folder, found)
     say("\n".join(["", *report.text(found), f"written: {folder / 'probe.json'}, {folder / 'probe.png'}"]))
@@ -171,9 +180,15 @@ def checked(config: DictConfig) -> "R3Config":
             f"{GROUP}={n} is below algorithm.r3.reflection.min_attempts={r3.reflection.min_attempts}: no problem is "
             "hard after one epoch; set --samples, or the other"
         )
-    if own := (config.reward.get("custom_reward_function") or {}).get("path"):
+    for key, only in {"data.prompt_key": "prompt", "actor_rollout_ref.rollout.top_k": -1}.items():
+        if (value := OmegaConf.select(config, key)) != only:
+            raise ValueError(f"{key}={value}: a probe knows {only} only; leave it out to probe without it")
+    named, manager = config.reward.get("custom_reward_function") or {}, config.reward.reward_manager
+    if manager.source != "importlib" and not named.get("path"):
         raise ValueError(
-            f"reward.custom_reward_function.path={own}: a probe grades answers with the recipe's grader; leave it out"
+            f"reward.reward_manager.name={manager.name}: a probe asks the recipe's grader or a function. For verl's "
+            "own add reward.custom_reward_function.path=pkg://verl.utils.reward_score and "
+            "reward.custom_reward_function.name=default_compute_score"
         )
     return r3
 

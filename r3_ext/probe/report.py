@@ -14,6 +14,7 @@ from r3_ext.probe.quantities import Figure, Plain, Reflected
 from r3_ext.probe.verdicts import OFF, Verdict, percent
 
 FORMAT = 1
+MEANS = ": there is work for it; whether that pays for its tokens, training decides"
 
 
 def cost(parts: dict[str, dict[str, int]], step: float, seconds: float) -> dict:
@@ -75,17 +76,24 @@ def text(found: dict) -> list[str]:
         first, *others = verdict["reasons"]
         lines.append(f"{name + ':':<12}{verdict['verdict'].upper()}: {first}")
         lines += [f"{'':<12}{reason}" for reason in others]
-    return [*lines, f"{'R^3:':<12}{found['r3'].upper()}", f"{'use:':<12}{command(found)}", spent(found["cost"])]
+    if reward := settings["reward"]["no_score"]:
+        lines.append(f"{settings['reward']['by']} gave no score for {reward:,} answers, which count as wrong")
+    lines.append(f"{'R^3:':<12}{found['r3'].upper()}{MEANS if found['r3'] == verdicts.ON else ''}")
+    return [*lines, f"{'use:':<12}{command(found)}", spent(found["cost"])]
 
 
 def command(found: dict) -> str:
     """What to train with."""
-    base = ["r3", "run", "--profile", found["settings"]["profile"]]
+    settings = found["settings"]
+    sources = {} if settings["world"] else {"MODEL": settings["model"]["path"], "DATA": settings["data"]}
+    given = "".join(f"{name}={shlex.quote(value)} " for name, value in sources.items())
+    base = ["r3", "run", "--profile", settings["profile"]]
+    base += ["--world", settings["world"]] if settings["world"] else []
     if found["r3"] == OFF:
-        return shlex.join([*base, "--method", "grpo", *found["settings"]["overrides"]])
+        return given + shlex.join([*base, "--method", "grpo", *settings["overrides"]])
     unclear = [name for name, verdict in found["verdicts"].items() if verdict["verdict"] == verdicts.UNCLEAR]
     told = f"    ({', '.join(unclear)}: as the recipe has it)" if unclear else ""
-    return shlex.join([*base, *found["settings"]["overrides"], *found["overrides"]]) + told
+    return given + shlex.join([*base, *settings["overrides"], *found["overrides"]]) + told
 
 
 def spent(cost: dict) -> str:

@@ -100,7 +100,7 @@ def _reflection(figures: dict[str, Figure], asked: int) -> Verdict:
 
 def _ranking(figures: dict[str, Figure], foresight: dict | None) -> Verdict:
     reach = figures["rankable"]
-    verdict, reasons = by_reach(reach), [f"{percent(reach)} of the groups are all wrong with two or more cut off"]
+    verdict, reasons = by_reach(reach), [f"{percent(reach)} of the groups are all wrong with two or more to rank"]
     if verdict == OFF:
         return Verdict(OFF, [*reasons, "there is next to nothing to rank"])
     if foresight is None or foresight["problems"] < LEAST:

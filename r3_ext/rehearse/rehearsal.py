@@ -24,11 +24,10 @@ from r3_ext.rehearse.measured import Measured
 from r3_ext.run_folder import held
 from r3_ext.start import Start
 from r3_ext.units import GIB
-from recipe.r3.r3_config import R3Config, validate_r3_config
+from recipe.r3.r3_config import MODULES, R3Config, validate_r3_config
 
 ENTRY = "verl.trainer.main_ppo"
 """recipe.r3.main_r3 without its check, which takes the trainer mode `r3` only."""
-MODULES = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
 TRAINER = "r3_ext.rehearse.trainer"
 
 
@@ -39,7 +38,8 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
         ValueError: a source or a setting that cannot be taken.
     """
     places = launch.run_overrides(start.folder, start.method, False)
-    overrides, config, _ = launch.prepare(start, places, say)
+    known = compose_config(start.compose(places + start.stored_paths()))
+    overrides, config, _ = launch.prepare(start, places, known, say)
     architecture, budget = model_architecture(config), own.memory or available(config)
     plan = None
     if architecture is not None and budget and not is_cpu(config):

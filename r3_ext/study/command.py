@@ -39,6 +39,7 @@ from r3_ext.doctor.settings import check_values
 from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
 from r3_ext.launch import ROOT, STOPPED
 from r3_ext.prepare import VARIABLES, model_and_data
+from r3_ext.rows import may_be_any_truth
 from r3_ext.run_folder import claim, held, is_run, read_starts
 from r3_ext.study import arms, figure, hypotheses, record, text
 from r3_ext.study.design import Design, choices, read_design
@@ -200,9 +201,11 @@ def check(args: argparse.Namespace, profile: str) -> None:
         check_choice("profile", profile)
         for arm in args.arms:
             own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
-            if wrong := check_values(compose_config([*own, *settings_of(args, profile, arm, seed=0)])):
+            config = compose_config([*own, *settings_of(args, profile, arm, seed=0)])
+            if wrong := check_values(config):
                 raise ValueError(wrong[0].found)
-        model_and_data(profile, args.cache, {}, lambda text: None, args.overrides, build=False)
+        any_truth = may_be_any_truth(config)
+        model_and_data(profile, args.cache, {}, lambda text: None, args.overrides, build=False, any_truth=any_truth)
         for arm in args.arms:
             for seed in args.seeds:
                 claim((args.out / arm / f"seed_{seed}").absolute())

@@ -22,20 +22,30 @@ it returns is checked. One that hangs, raises, or returns NaN, a text or an infi
 and the reason, which is counted; nothing of it is believed.
 """
 
+import argparse
 import importlib
 import importlib.util
 import inspect
 import json
 import math
+import os
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from numbers import Number
 
 import numpy as np  # rows of a data set may hold its arrays too: it is loaded before memory is limited
 
 from .process_pool import Pool, Worker, questions
+
+KEY = "reward.custom_reward_function"
+PKG, FILE = "pkg://", "file://"
+NAMES = "data_source", "solution_str", "ground_truth", "extra_info"
+LOADED = "r3: the reward function is there"
+"""Printed by this module as a program: a file may end the process that loads it, and that with exit code 0."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +58,76 @@ class Verdict:
     error: str | None = None
     """Why there is no score of the function's; then `score` is 0."""
 
+    def is_correct(self, correct_from: float) -> bool:
+        """What the function says itself, else whether the score is at least `correct_from`."""
+        return self.error is None and (self.score >= correct_from if self.acc is None else self.acc)
 
-def load_function(path: str, name: str) -> Callable:
+
+def _module_name(path: str) -> str:
+    return path.removeprefix(PKG).replace("/", ".")
+
+
+def function_file(path: str) -> str | None:
+    """The file that `path` means, as verl's load_module and `~` have it. None: no file of such a module is found."""
+    if not path.startswith(PKG):
+        return os.path.expanduser(path.removeprefix(FILE))
+    first, *inner = _module_name(path).split(".")
+    # `python -m` looks in the working folder first. importlib's find_spec would import what a module is inside of.
+    spec = PathFinder.find_spec(first, [os.getcwd(), *sys.path]) or importlib.util.find_spec(first)
+    for name in inner:
+        spec = spec and PathFinder.find_spec(name, spec.submodule_search_locations or [])
+    return spec and spec.origin
+
+
+def load_function(path: str, name: str, may_be_coroutine: bool = False) -> Callable:
     """The function `name` of a Python file, or of a module written `pkg://package.module`.
 
     Raises:
         ValueError: there is none, in a sentence.
     """
-    key = "reward.custom_reward_function"
     try:
-        if path.startswith("pkg://"):
-            module = importlib.import_module(path.removeprefix("pkg://"))
+        if path.startswith(PKG):
+            module = importlib.import_module(_module_name(path))
         else:
-            spec = importlib.util.spec_from_file_location("r3_custom_reward", path)
+            spec = importlib.util.spec_from_file_location("r3_custom_reward", function_file(path))
             if spec is None:
-                raise ValueError(f"{key}.path={path} is not a Python file")
+                raise ImportError("it is not a Python file")
             module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise ValueError(f"{key}.path={path} cannot be loaded: {error}") from error
+    except Exception as error:  # whatever the user's file raises
+        raise ValueError(_line(f"{KEY}.path={path} cannot be loaded: {type(error).__name__}: {error}")) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{key}.name={name}: {path} has no such function")
-    if inspect.iscoroutinefunction(function):
-        raise ValueError(f"{key}.name={name} is a coroutine; write a plain function, it runs in a process of its own")
+        raise ValueError(f"{KEY}.name={name}: {path} has no such function")
+    if inspect.iscoroutinefunction(function) and not may_be_coroutine:
+        raise ValueError(f"{KEY}.name={name} is a coroutine; write a plain function, it runs in a process of its own")
     return function
+
+
+def check_arguments(function: Callable, name: str, kwargs: dict) -> None:
+    """Raises ValueError where the function does not take what it is given. One of C may not say what it takes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**dict.fromkeys(NAMES) | kwargs)
+    except TypeError as error:
+        given = ", ".join([*NAMES, *(f"reward_kwargs.{key}" for key in kwargs)])
+        raise ValueError(_line(f"{KEY}.name={name} takes {signature} and is given {given}: {error}")) from error
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def packed(kwargs: dict) -> str:
+    """Keyword arguments as a text for another process; as JSON a key that is a number would become a text."""
+    return pickle.dumps(kwargs).hex()
+
+
+def unpacked(text: str) -> dict:
+    return pickle.loads(bytes.fromhex(text))
 
 
 def judged(result: object) -> Verdict:
@@ -94,14 +149,15 @@ def _short(value: object) -> str:
 
 def serve(pipe: int, parent_pid: int, path: str, name: str, kwargs: str) -> None:
     """Answers (data_source, solution_str, ground_truth, extra_info) with the fields of a `Verdict` as JSON."""
-    connection, function, kwargs = Connection(pipe), load_function(path, name), json.loads(kwargs)
-    names = "data_source", "solution_str", "ground_truth", "extra_info"
-    for question in questions(connection, parent_pid):
+    connection, function, kwargs = Connection(pipe), load_function(path, name), unpacked(kwargs)
+    for question, reply in questions(connection, parent_pid):
+        is_full = False
         try:
-            verdict = judged(function(**dict(zip(names, question, strict=True)), **kwargs))
+            verdict = judged(function(**dict(zip(NAMES, question, strict=True)) | kwargs))
         except Exception as error:  # whatever the user's code raises is told, and costs that answer only
             verdict = Verdict(0.0, error=f"raised {type(error).__name__}: {_short(str(error))}")
-        connection.send_bytes(json.dumps(vars(verdict)).encode())
+            is_full = isinstance(error, MemoryError)  # and may be so for good
+        reply(json.dumps(vars(verdict)).encode(), last=is_full)
 
 
 class RewardFunction:
@@ -115,7 +171,7 @@ class RewardFunction:
     """
 
     def __init__(self, path: str, name: str, kwargs: dict, timeout_s: float, workers: int):
-        arguments = path, name, json.dumps(kwargs)
+        arguments = path, name, packed(kwargs)
         self._pool = Pool(lambda: Worker(__name__, arguments, f"Look at reward.custom_reward_function.path={path}"))
         self._pool.grow(workers)
         self.timeout_s = timeout_s
@@ -132,7 +188,16 @@ class RewardFunction:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Whether a reward function can be loaded.")
+    parser.add_argument("path")
+    parser.add_argument("name")
+    parser.add_argument("--kwargs", type=unpacked, help="packed; whether it takes these and what verl gives, too")
+    parser.add_argument("--may-be-coroutine", action="store_true")
+    args = parser.parse_args()
     try:
-        load_function(*sys.argv[1:])
+        function = load_function(args.path, args.name, args.may_be_coroutine)
+        if args.kwargs is not None:
+            check_arguments(function, args.name, args.kwargs)
     except ValueError as error:
         sys.exit(str(error))
+    print(f"\n{LOADED}", file=sys.__stdout__, flush=True)

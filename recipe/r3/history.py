@@ -299,18 +299,22 @@ class History:
     # drawing
 
     def success_rates(
-        self, query_ids: list[str], min_attempts: int, variants: tuple[str, ...] = (PLAIN,)
+        self, query_ids: list[str], min_attempts: int, variants: tuple[str, ...] = (PLAIN,), rounds: int | None = None
     ) -> dict[str, float]:
-        """Share of correct attempts of each query with at least `min_attempts` attempts; the others are left out."""
+        """Share of correct attempts of each query with at least `min_attempts` attempts; the others are left out.
+
+        rounds: training steps that asked the query, newest first, whose attempts count. None: all.
+        """
         self.flush()
         rates = {}
         marks = ", ".join("?" * len(variants))
         with explained(self.path):
             for query_id in query_ids:
                 attempts, successes = self._db.execute(
-                    "SELECT coalesce(sum(attempts), 0), coalesce(sum(successes), 0) FROM statistics "
-                    f"WHERE query_id = ? AND variant IN ({marks})",
-                    (query_id, *variants),
+                    "SELECT coalesce(sum(a), 0), coalesce(sum(s), 0) FROM (SELECT sum(attempts) AS a, sum(successes) "
+                    f"AS s FROM statistics WHERE query_id = ? AND variant IN ({marks}) GROUP BY step "
+                    "ORDER BY step DESC LIMIT ?)",
+                    (query_id, *variants, -1 if rounds is None else rounds),
                 ).fetchone()
                 if attempts >= min_attempts:
                     rates[query_id] = successes / attempts

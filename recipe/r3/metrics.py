@@ -84,7 +84,7 @@ def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
         metrics[f"{name}/response_length/mean"] = float(np.mean([tag["response_len"] for tag in rows]))
         if "versions" in rows[0]:
             metrics[f"{name}/mixed_versions/mean"] = float(np.mean([tag["versions"] > 1 for tag in rows]))
-    if errors := sum(tag.get("reward_error", False) for tag in tags):
+    if errors := sum("reward_error" in tag for tag in tags if is_fresh(tag)):
         metrics["reward/errors"] = errors
     for name in ("rows", "tokens"):
         metrics[f"trained/{name}"] = sum(metrics[f"{kind}/{name}"] for kind in series)

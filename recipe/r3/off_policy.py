@@ -89,6 +89,16 @@ def off_policy_metrics(
     return metrics
 
 
+def taper(old_log_probs: torch.Tensor, behavior_log_probs: torch.Tensor) -> torch.Tensor:
+    """(L,) min(1, pi_current / pi_behavior) of the tokens of a row: [0.1, 0.4] of stored [0.2, 0.2] give [0.5, 1].
+
+    Off policy an answer does not vanish from the data once it has become unlikely. The gradient of log pi does not
+    shrink with pi: a constant negative advantage goes on pushing, and moves whatever shares the weights. With this
+    factor it is that of pi / pi_behavior, which vanishes with pi. Successes need none: log pi saturates at 0.
+    """
+    return torch.exp((old_log_probs.float() - behavior_log_probs.float()).clamp(max=0.0))
+
+
 def _log_ratio(row: int, old_L: torch.Tensor, behavior_L: torch.Tensor) -> torch.Tensor:
     """(L,) old - behavior in float64, so that no rounding is added to that of the stored values."""
     if len(old_L) != len(behavior_L) or len(old_L) == 0:

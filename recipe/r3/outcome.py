@@ -13,15 +13,18 @@
 # limitations under the License.
 """What a reward manager said of a row, in the terms of the recipe: correct, truncated, graded how.
 
-The recipe's own manager reports all of it. verl's `naive` and `dapo` report what the reward function returned: there an
-answer is correct when `acc` says so, or else its score is at least `algorithm.r3.correct_from`, and truncation is
-measured here.
+The recipe's own manager reports all of it. verl's `naive` and `dapo` report what the reward function returned: a dict
+as it is, in which `acc` beside `score` is a verdict, and a number under `acc` alone. An answer is correct there when
+the verdict says so, else when what the function returned, before any penalty of the manager's, is at least
+`algorithm.r3.correct_from`; truncation is measured here.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Number
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from .history import PLAIN
@@ -51,8 +54,8 @@ class Reading:
         """What the later stages need to know of a fresh row, from its `extra_fields`, `rm_scores` and `responses`.
 
         Raises:
-            ValueError: the score is no finite number; the reward manager reports neither truncation nor is there what
-                it could be measured by.
+            ValueError: the score is no finite number; `acc` is no verdict; the reward manager reports neither
+                truncation nor is there what it could be measured by.
         """
         info, score = row["extra_fields"].get("reward_extra_info", {}), float(row["rm_scores"].sum())
         if not math.isfinite(score):
@@ -60,22 +63,28 @@ class Reading:
                 f"a response to query {group} has the score {score}: nothing can be learned from it. Mend the reward "
                 "function, or use it with recipe.r3.reward_manager.R3RewardManager, which counts such answers as wrong"
             )
+        correct, grade = self._judge(info, score, group)
         failed = {"reward_error": True} if info.get("reward_error") else {}
         return failed | {
             "group": group,
             "variant": row["extra_fields"].get("prompt_variant", PLAIN),
-            "correct": self._is_correct(info, score),
+            "correct": correct,
             "truncated": bool(info["truncated"]) if "truncated" in info else self._is_truncated(row, info),
             "score": score,
-            "grade": float(info.get("score", info.get("acc", score))),
+            "grade": grade,
         }
 
-    def _is_correct(self, info: dict, score: float) -> bool:
-        """verl's managers put a score that comes without a verdict under `acc` themselves."""
-        acc = info.get("acc", score)
-        if isinstance(acc, bool) or "length_bonus" in info:
-            return bool(acc)
-        return acc >= self.correct_from
+    def _judge(self, info: dict, score: float, group: str) -> tuple[bool, float]:
+        """Whether the answer is correct, and its score before bonus and penalty."""
+        # verl's managers put a number that a function returned under `acc` themselves: alone it is no verdict.
+        acc, is_verdict = info.get("acc"), "score" in info or "length_bonus" in info
+        if acc is not None and not (isinstance(acc, Number | np.bool_) and (acc in (0, 1) or not is_verdict)):
+            raise ValueError(
+                f"a response to query {group} has acc={acc!r}, which is neither true nor false: mend the reward "
+                "function, or let it return the score alone, which is compared with algorithm.r3.correct_from"
+            )
+        grade = float(info.get("score", score if acc is None else acc))
+        return bool(acc) if is_verdict and acc is not None else grade >= self.correct_from, grade
 
     def _is_truncated(self, row: dict, info: dict) -> bool:
         if self.max_response_length is None or "responses" not in row:

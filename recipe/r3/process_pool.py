@@ -11,25 +11,28 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Processes that answer questions: killed at a deadline, started again, gone when this process is gone.
+"""Processes that answer questions: killed at a deadline, with what they started, and gone when this process is gone.
 
 verl scores in threads and asyncio, where a time limit by signal cannot work, and what is asked of model output can take
 for ever or fill the memory. concurrent.futures cannot kill a worker, hence this pool.
 
-A module that is asked has a function `serve(pipe, parent_pid, *arguments)`, which sends b"ready" once it can answer,
-and for each question that it receives the answer's bytes: `questions` is its loop.
+A module that is asked has a function `serve(pipe, parent_pid, *arguments)`: `questions` is its loop.
 """
 
+import atexit
 import contextlib
 import multiprocessing
 import os
 import queue
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -43,8 +46,47 @@ MEMORY_LIMIT_BYTES = 2 * 2**30
 """Address space for answers, beyond what a worker has loaded. What needs more has none, and the machine keeps its
 memory."""
 
-IDLE_CHECK_S = 1.0
-"""How often an idle worker looks whether its parent still lives."""
+ALIVE_CHECK_S = 1.0
+"""How often a worker looks whether its parent still lives."""
+
+MOST_ANSWER_BYTES = 2**20
+NUMBER_BYTES = 8
+"""A message of a worker: the question's number, 1 or 0 for whether it takes another one, the answer."""
+
+
+@contextlib.contextmanager
+def calling_after(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Calls `act`, in a thread, when the block takes longer; not once the block is over."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@contextlib.contextmanager
+def within(connection: Connection, seconds: float) -> Iterator[None]:
+    """Ends sending and receiving when time is up, in the middle of a message too: the connection is of no use then.
+
+    Raises:
+        OSError, EOFError: time was up.
+    """
+    is_late = False
+
+    def shut() -> None:
+        nonlocal is_late
+        is_late = True
+        # To close it is not enough: a fork of the worker may hold the other end open.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    with calling_after(seconds, shut):
+        yield
+    if is_late:  # and the message came at the same moment
+        raise TimeoutError
 
 
 class Worker:
@@ -70,12 +112,14 @@ class Worker:
             env=os.environ | {"PYTHONHASHSEED": "0"},  # makes sympy, and so a verdict, repeatable
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # a group of its own, with what it starts
         )
         theirs.close()
-        self._ready = False
+        self._ready, self._asked = False, 0
 
     def stop(self) -> None:
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
 
@@ -89,7 +133,7 @@ class Worker:
         for _ in range(START_ATTEMPTS):
             if not self._ready:
                 with contextlib.suppress(EOFError, OSError):  # what a dead process looks like from here
-                    self._ready = self._connection.poll(START_TIMEOUT_S) and self._connection.recv_bytes() == b"ready"
+                    self._ready = self._receive_ready()
             if self._ready:
                 return
             self._restart()
@@ -97,19 +141,32 @@ class Worker:
             f"{self._module} did not start in {START_ATTEMPTS} attempts, its error is on stderr. {self._advice}"
         )
 
+    def _receive_ready(self) -> bool:
+        with within(self._connection, START_TIMEOUT_S):
+            return self._connection.recv_bytes(MOST_ANSWER_BYTES) == b"ready"
+
     def ask(self, question: object, timeout_s: float) -> bytes | None:
         """The answer. None: none in time, or the process died on it."""
         self._ensure_ready()
-        answer = None
+        answer, goes_on = None, False
         try:
             with contextlib.suppress(EOFError, OSError):
-                self._connection.send((question, timeout_s))
-                if self._connection.poll(timeout_s):
-                    answer = self._connection.recv_bytes()
+                answer, goes_on = self._exchange(question, timeout_s)
         finally:
-            if answer is None:  # a late answer must never be taken for the answer to the next question
+            if not goes_on:
                 self._restart()
         return answer
+
+    def _exchange(self, question: object, timeout_s: float) -> tuple[bytes, bool]:
+        """The answer, and whether the process takes further questions."""
+        self._asked += 1
+        number = self._asked.to_bytes(NUMBER_BYTES, "big")
+        with within(self._connection, timeout_s):
+            self._connection.send((number, question, timeout_s))
+            message = b""
+            while not message.startswith(number):  # what else may come belongs to an earlier question
+                message = self._connection.recv_bytes(MOST_ANSWER_BYTES)
+        return message[NUMBER_BYTES + 1 :], message[NUMBER_BYTES : NUMBER_BYTES + 1] == b"1"
 
 
 class Pool:
@@ -145,10 +202,15 @@ class Pool:
                 worker.stop()
 
 
-def questions(connection: Connection, parent_pid: int) -> Iterator[object]:
-    """In a worker: the questions, each to be answered with `connection.send_bytes`, until the parent is gone."""
+def questions(connection: Connection, parent_pid: int) -> Iterator[tuple[object, Callable]]:
+    """In a worker, until its parent is gone: the questions, each with the function that takes the answer's bytes, and
+    `last=True` where a fresh process shall have the next one."""
+    own_pid = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    # A forked sibling may hold the other end open, so the end of the pipe alone does not tell.
+    threading.Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
+    atexit.register(_end_group, own_pid)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     loaded = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft = loaded + MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(loaded + MEMORY_LIMIT_BYTES, hard)
@@ -156,12 +218,28 @@ def questions(connection: Connection, parent_pid: int) -> Iterator[object]:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     connection.send_bytes(b"ready")
     while True:
-        while not connection.poll(IDLE_CHECK_S):
-            # A forked sibling may hold the other end open, so the end of the pipe alone does not tell.
-            if os.getppid() != parent_pid:
-                return
-        question, timeout_s = connection.recv()
+        number, question, timeout_s = connection.recv()
         # The parent kills at the deadline. If it is dead, the kernel does, even inside one endless C call.
         signal.setitimer(signal.ITIMER_REAL, timeout_s + 1)
-        yield question
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        yield question, partial(_reply, connection, own_pid, number)
+
+
+def _reply(connection: Connection, own_pid: int, number: bytes, answer: bytes, last: bool = False) -> None:
+    if os.getpid() != own_pid:  # a fork that was made while answering came back: the answer is not its own to give
+        os._exit(1)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    connection.send_bytes(number + (b"0" if last else b"1") + answer)
+    if last:
+        os._exit(0)
+
+
+def _end_with(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(ALIVE_CHECK_S)
+    _end_group(os.getpid())
+
+
+def _end_group(own_pid: int) -> None:
+    """End this process and what it started; not so in its forks."""
+    if os.getpid() == own_pid:
+        os.killpg(own_pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ A key whose note says [U] is not published in the paper: its default is this rec
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -27,8 +28,17 @@ from verl.base_config import BaseConfig
 
 from .history import SELECTIONS
 from .modes import R3_TRAINERS, SEPARATE_ASYNC, is_async
+from .truths import OWN_MANAGER
 
-OWN_MANAGER = "pkg://recipe.r3.reward_manager"
+OWN_MODULES = "recipe.r3.r3_trainer", "recipe.r3.reflection"
+MODULES = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
+"""Where verl is told what to import in every Ray process: the trainer and the agent loop are found by name there."""
+LEGACY = {
+    "custom_reward_function": "reward.{key}",
+    "reward_model": "reward.reward_manager, .num_workers, .reward_kwargs or .reward_model",
+    "sandbox_fusion": "reward.{key}",
+}
+"""verl's older sections, null unless somebody sets them, and what is read in place of a `key` of theirs."""
 
 
 def require(ok: bool, key: str, rule: str, value: Any) -> None:
@@ -100,9 +110,11 @@ class ReplayConfig(BaseConfig):
     """[U] Oldest trajectory that may be replayed, in training steps. None: any. Statistics do not age."""
     max_replays: int | None = None
     """[U] How often one trajectory may be replayed. None: any number of times."""
-    correction: str = "current"
+    correction: str = "tapered"
     """[U] Denominator of a replayed token's ratio. `current`: the policy before the update, as for fresh rows: 1 in the
     first optimizer step of a training step.
+    `tapered`: the same, and the advantage of a wrong answer's token is multiplied by min(1, current / stored
+    probability): what became unlikely since is not pushed down further (TOPR, arXiv 2503.14286, token by token).
     `behavior`: the stored log-probs, as truncated weights of algorithm.rollout_correction.rollout_is."""
     reflection_groups: bool = True
     """[U] Also rescue dead groups of reflection prompts (Algorithm 1 treats every prompt of the batch alike)."""
@@ -131,8 +143,12 @@ class ReplayConfig(BaseConfig):
         require(ok, "replay.reflected_unless", "be a regular expression or null", self.reflected_unless)
         for name, known in {"outcome": ("both", "correct", "wrong"), "trains": ("all", "fresh", "replayed")}.items():
             require((value := getattr(self, name)) in known, f"replay.{name}", f"be one of {known}", value)
-        names = ("current", "behavior")
+        names = ("current", "tapered", "behavior")
         require(self.correction in names, "replay.correction", f"be one of {names}", self.correction)
+
+    def speaks_of_attempt(self, text: str) -> bool:
+        """Whether `reflected_unless` finds something in the text of an answer born under reflection."""
+        return bool(self.reflected_unless and re.search(self.reflected_unless, text, re.IGNORECASE))
 
 
 @dataclass
@@ -143,6 +159,9 @@ class ReflectionConfig(BaseConfig):
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4
     """[U] Attempts needed before a query can be called hard."""
+    rounds: int | None = None
+    """[U] Of how many training steps that asked the query, newest first, the attempts count. None: all, whose share
+    calls a query hard for long after it has become easy."""
     max_fraction: float = 0.25
     """[U] Cap on reflection prompts asked per step, as a share of data.train_batch_size, in (0, 1]."""
     max_prompt_tokens: int | None = None
@@ -179,8 +198,9 @@ class ReflectionConfig(BaseConfig):
         require(ok, "reflection.max_fraction", "be in (0, 1]", self.max_fraction)
         ok = self.max_prompt_tokens is None or _is_count(self.max_prompt_tokens, 1)
         require(ok, "reflection.max_prompt_tokens", "be at least 1 or null", self.max_prompt_tokens)
-        ok = self.give_up_after is None or _is_count(self.give_up_after, 1)
-        require(ok, "reflection.give_up_after", "be at least 1 or null", self.give_up_after)
+        for name in ("rounds", "give_up_after"):
+            value = getattr(self, name)
+            require(value is None or _is_count(value, 1), f"reflection.{name}", "be at least 1 or null", value)
         require(self.cut in ("middle", "head"), "reflection.cut", "be one of ('middle', 'head')", self.cut)
         for name in ("template", "template_cut_off"):
             template = getattr(self, name)
@@ -270,6 +290,7 @@ def describe(r3: R3Config) -> list[str]:
     """What a run does, a line per mechanism: people ask which probability a replayed token is divided by."""
     correction = {
         "current": "the current policy's, as for fresh ones",
+        "tapered": "the current policy's; wrong ones weigh less once unlikely",
         "behavior": "those of the policy that wrote it, as truncated weights",
     }[r3.replay.correction]
     replay = f"k={r3.replay.k} {r3.replay.selection}, old log-probs of replayed tokens: {correction}"
@@ -333,7 +354,9 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
     budget = r3.reflection.budget(data.max_prompt_length)
     max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     reflection, mode = r3.reflection.enable, config.trainer.v1.trainer_mode
+    behavior = r3.replay.enable and r3.replay.correction == "behavior"
     fsdp, manager = actor.fsdp_config, config.reward.reward_manager
+    modules = str(OmegaConf.select(config, MODULES) or "")
     parallel = max(actor.ulysses_sequence_parallel_size, fsdp.ulysses_sequence_parallel_size)
     # verl's own default, of models that name no other.
     attention = model.override_config.get("attn_implementation", "flash_attention_2")
@@ -390,6 +413,12 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "step's first policy by a copy to the CPU, which is none of what is there already; set both to False",
         ),
         (
+            MODULES,
+            {*OWN_MODULES} <= set(modules.split(",")),
+            f"{modules!r} lacks {' or '.join(OWN_MODULES)}, which hold the trainer and the agent loop: add them to "
+            "yours, with a comma and no space",
+        ),
+        (
             "reward.reward_manager.name",
             manager.source != "importlib" or manager.module.path != OWN_MANAGER or manager.name == "R3RewardManager",
             f"{manager.name} is not in {OWN_MANAGER}: add reward.reward_manager.source=register for one of verl's",
@@ -411,20 +440,27 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         ),
         (
             "algorithm.r3.replay.correction",
-            not (r3.replay.enable and r3.replay.correction == "behavior") or bool(correction.get("rollout_is")),
+            not behavior or bool(correction.get("rollout_is")),
             "behavior needs importance weights: set algorithm.rollout_correction.rollout_is=token (or sequence)",
         ),
         (
             "algorithm.r3.replay.correction",
-            not (r3.replay.enable and r3.replay.correction == "behavior") or bool(rollout.calculate_log_probs),
+            not behavior or bool(rollout.calculate_log_probs),
             "behavior needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True",
         ),
         (
             "algorithm.rollout_correction.rollout_rs",
-            not (r3.replay.enable and r3.replay.correction == "behavior") or not correction.get("rollout_rs"),
+            not behavior or not correction.get("rollout_rs"),
             f"{correction.get('rollout_rs')} with algorithm.r3.replay.correction=behavior rejects replayed rows whose "
             "rewards stay in the mean of their group: its fresh rows are then all pushed the same way. Set it to null, "
             "or the correction to current",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is_threshold",
+            not behavior or "_" not in str(correction.get("rollout_is_threshold")),
+            f"{correction.get('rollout_is_threshold')} with algorithm.r3.replay.correction=behavior weighs replayed "
+            "tokens outside of the bounds 0, with the same effect as rollout_rs: set the upper bound alone, which caps "
+            "the weights, or the correction to current",
         ),
         (
             "algorithm.r3.replay.selection",
@@ -480,4 +516,24 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "True would tear apart the groups that replay and ranking repair: each trains whole in one optimizer step, "
             "in an order made for that; set it to False",
         ),
+        (
+            "algorithm.r3.replay.correction",
+            r3.replay.correction != "tapered" or not r3.replay.enable or bool(rollout.calculate_log_probs),
+            "tapered needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True, or it to current",
+        ),
+        *[
+            (key, False, f"{value!r} has no effect, none of verl's v1 trainers reads it: set {way.format(key=key)}")
+            for section, way in LEGACY.items()
+            for key, value in _leaves(config.get(section), section)
+            if value is not None
+        ],
     ]
+
+
+def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Full key and value of every setting below `key`."""
+    if not isinstance(node, Mapping):
+        yield key, node
+        return
+    for name, value in node.items():
+        yield from _leaves(value, f"{key}.{name}")

@@ -54,12 +54,12 @@ from .history import History, tokenizer_fingerprint
 from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
 from .mini_batches import order_rows, rows_with_room
 from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
-from .off_policy import off_policy_metrics
+from .off_policy import off_policy_metrics, taper
 from .outcome import Reading
 from .query_ids import check_query_ids, make_query_id
 from .r3_config import describe, validate_r3_config
 from .reflection import ReflectionPlanner
-from .replay_buffer import R3ReplayBuffer, dead_outcome, groups_of, is_fresh, plain_keys, rows_of
+from .replay_buffer import R3ReplayBuffer, dead_outcome, groups_of, is_fresh, outcome_reward, plain_keys, rows_of
 from .resume import resume_step
 from .ride_along import R3ReplayBufferAsync
 from .safe_loading import without_unpickling
@@ -229,6 +229,7 @@ class R3Mixin(MeasuredMixin):
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         # verl averages what its local updates report: counts are taken of all of them together.
         self._ranked: dict[str, list[float]] = {}
+        self._taper: dict[str, torch.Tensor] = {}
         self._split = 0
         batch = super().step(metrics, timing_raw)
         ledger = group_ledger(batch, self._ranked)
@@ -326,17 +327,23 @@ class R3Mixin(MeasuredMixin):
         ages = [tag["replay_age"] for tag in replayed.tags if tag["stored_log_probs"]]
         old, behavior = ([row[field].float() for row in compared] for field in fields)
         metrics.update(off_policy_metrics(old, behavior, ages))
+        if self.r3.replay.correction == "tapered":
+            wrong = [is_known and not tag["correct"] for is_known, tag in zip(known, replayed.tags, strict=True)]
+            keyed = zip(replayed.keys, rows, wrong, strict=True)
+            self._taper = {key: taper(*(row[field] for field in fields)) for key, row, is_wrong in keyed if is_wrong}
+            if self._taper:
+                metrics["replay/taper/mean"] = torch.cat(list(self._taper.values())).mean().item()
         corrected = known if self.r3.replay.correction == "behavior" else [False] * len(rows)
         columns = ["rollout_log_probs" if is_corrected else "old_log_probs" for is_corrected in corrected]
         values = [row[column] for row, column in zip(rows, columns, strict=True)]
-        nested = torch.nested.as_nested_tensor(values, layout=torch.jagged)
-        fields = TensorDict({"rollout_log_probs": nested}, batch_size=len(rows))
-        tq.kv_batch_put(keys=replayed.keys, partition_id=replayed.partition_id, fields=fields)
+        _put(replayed.keys, replayed.partition_id, "rollout_log_probs", values)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         ranked, scores = self._rank_truncated(batch)
         self._ranked |= ranked
         batch = super()._compute_advantage(batch, metrics)
+        if self._taper:
+            self._taper_advantages(batch)
         if scores:
             # Whoever looks at rewards from here on, verl's metrics for one, is to see those of the answers.
             fields = [{"rm_scores": score} for score in scores.values()]
@@ -348,6 +355,14 @@ class R3Mixin(MeasuredMixin):
             fields = list_of_dict_to_tensordict(fields)
             tq.kv_batch_put(keys=list(scores), partition_id=batch.partition_id, fields=fields)
         return batch
+
+    def _taper_advantages(self, batch: KVBatchMeta) -> None:
+        """Multiply the advantages of wrong replayed rows; see `off_policy.taper`."""
+        keys = list(self._taper)
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["advantages"])
+        values = [row["advantages"] * self._taper[key] for key, row in zip(keys, rows_of(data), strict=True)]
+        _put(keys, batch.partition_id, "advantages", values)
+        self._taper = {}
 
     def _sound(self, warning: str | None, name: str, metrics: dict) -> None:
         metrics[f"alarm/{name}"] = int(warning is not None)
@@ -390,7 +405,7 @@ class R3Mixin(MeasuredMixin):
         rewards = [reward for group in ranked.values() for reward in group]
         fields = [
             {
-                "rm_scores": _outcome_reward(data[key]["rm_scores"], reward),
+                "rm_scores": outcome_reward(data[key]["rm_scores"], reward),
                 "uid": data[key]["uid"] + core_algos.RANK_MARK,
             }
             for key, reward in zip(keys, rewards, strict=True)
@@ -477,8 +492,8 @@ class R3SeparateAsync(R3Mixin, PPOTrainerSeparateAsync):
     MODE, WORKER = SEPARATE_ASYNC, R3DetachActorWorker
 
 
-def _outcome_reward(old: torch.Tensor, reward: float) -> torch.Tensor:
-    """Zeros like `old` (L,) with the reward on the last token, where verl puts an outcome reward."""
-    new = torch.zeros_like(old)
-    new[-1] = reward
-    return new
+def _put(keys: list[str], partition_id: str, field: str, values: list[torch.Tensor]) -> None:
+    """Write one field (L,) of some rows, each with its own L, to TransferQueue."""
+    nested = torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    fields = TensorDict({field: nested}, batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields)

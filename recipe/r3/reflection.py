@@ -147,7 +147,7 @@ class ReflectionPlanner:
         cap = max(0, min(self.cap, 2 * self.cap - waiting))
         query_ids = [str(query_id) for query_id in batch["query_id"]]
         variants = (PLAIN, REFLECTION) if self.config.count_reflected_attempts else (PLAIN,)
-        rates = self.history.success_rates(query_ids, self.config.min_attempts, variants)
+        rates = self.history.success_rates(query_ids, self.config.min_attempts, variants, self.config.rounds)
         hard = [row for row, query_id in enumerate(query_ids) if rates.get(query_id, 1.0) < self.config.threshold]
         transfers = self.history.transfer(query_ids)
         given_up = [row for row in hard if self._gives_up(transfers.get(query_ids[row]))]

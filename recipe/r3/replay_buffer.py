@@ -23,13 +23,12 @@ What later stages need to know of a row travels in its TransferQueue tag:
     variant   plain | reflection           truncated  response hit the limit
     score     reward before any ranking    versions  how many steps' weights wrote it
     grade     score before the length bonus: 1 or 0 unless a reward function grades
-    reward_error  where the reward function failed: true
+    reward_error  where the reward function failed: true. The answer counts as wrong
     replay_age  of a replayed row: by how many steps older than those of this step the weights were that began it
     stored_log_probs  of a replayed row: whether its behaviour log-probs are known, and finite
 """
 
 import random
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -89,10 +88,25 @@ def dead_outcome(tags: list[dict]) -> bool | None:
 
     The score before the length bonus decides, which is 1 or 0 unless a reward function grades. Rows with correct =
     [1, 1, 1] and scores [1.9, 1.8, 1.7] by their lengths are dead: True. Wrong ones with grades [0.2, 0.5, 0.2] are
-    not.
+    not. An answer without a score is wrong, and has no part in this comparison of grades.
     """
-    judged = {(bool(tag["correct"]), tag.get("grade", float(tag["correct"]))) for tag in tags if is_fresh(tag)}
-    return judged.pop()[0] if len(judged) == 1 else None
+    fresh = [tag for tag in tags if is_fresh(tag)]
+    outcomes = {bool(tag["correct"]) for tag in fresh}
+    grades = {tag.get("grade", float(tag["correct"])) for tag in fresh if "reward_error" not in tag}
+    return outcomes.pop() if len(outcomes) == 1 and len(grades) <= 1 else None
+
+
+def lower_failed(tags: list[dict]) -> None:
+    """Give the answers of a group on which the reward function failed the lowest score of the others, at most 0.
+
+    Where wrong answers score below 0, making the function fail would pay otherwise: of scores [-1, -1, -1] and one
+    failed, 0, eq. (3) would make advantages -0.5 three times and 1.5. All four score -1, and the group is dead.
+    """
+    for name in ("score", "grade"):
+        lowest = min([0.0, *(tag[name] for tag in tags if "reward_error" not in tag)])
+        for tag in tags:
+            if "reward_error" in tag:
+                tag[name] = lowest
 
 
 def groups_of(batch: KVBatchMeta) -> dict[str, list[int]]:
@@ -172,6 +186,7 @@ class CrossContextReplayMixin:
         batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
         rows, tokens = len(batch), sum(tag["response_len"] for tag in batch.tags)
         batch, samples, unfinished = self._describe(batch, global_steps)
+        check_judged(batch.tags, global_steps)
         if self.rollout_deadline_s is not None:
             metrics["rollout/aborted_rows"] = rows - len(batch)
             metrics["rollout/aborted_tokens"] = tokens - sum(tag["response_len"] for tag in batch.tags)
@@ -213,7 +228,7 @@ class CrossContextReplayMixin:
         (query_id, variant) of the attempts that left none."""
         fields = ["query_id", "responses", "rm_scores", "extra_fields", "rollout_log_probs"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        samples, unfinished, kept, aborted = [], [], [], []
+        samples, unfinished, kept, aborted, failed = [], [], [], [], {}
         for key, tag, row in zip(batch.keys, batch.tags, rows_of(data), strict=True):
             query_id, variant = str(row["query_id"]), row["extra_fields"].get("prompt_variant", PLAIN)
             if row["extra_fields"].get(ABORTED, False):
@@ -222,6 +237,8 @@ class CrossContextReplayMixin:
                 continue
             kept.append(key)
             tag.update(self.reading.tag(row, query_id), versions=versions_of(tag))
+            if "reward_error" in tag:
+                failed[key] = row["rm_scores"]
             if not len(row["responses"]) or "reward_error" in tag:  # right or wrong, nobody knows
                 unfinished.append((query_id, variant))
                 continue
@@ -245,7 +262,14 @@ class CrossContextReplayMixin:
             tq.kv_clear(keys=aborted, partition_id=batch.partition_id)
             batch = batch.select_keys(kept)
         assert kept, "rollouts are aborted only once one is finished"
-        check_judged(batch.tags, step)
+        if failed:
+            for positions in groups_of(batch).values():
+                lower_failed([batch.tags[position] for position in positions])
+            # verl's `_compute_advantage` takes `rm_scores` for the rewards, as does its KL penalty before it.
+            tags = dict(zip(batch.keys, batch.tags, strict=True))
+            fields = [{"rm_scores": outcome_reward(old, tags[key]["score"])} for key, old in failed.items()]
+            fields = list_of_dict_to_tensordict(fields)
+            tq.kv_batch_put(keys=list(failed), partition_id=batch.partition_id, fields=fields)
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, tags=batch.tags)
         return batch, samples, unfinished
 
@@ -325,8 +349,7 @@ class CrossContextReplayMixin:
         return not speaks
 
     def _speaks_of_attempt(self, sample: Sample) -> bool:
-        text = self.decode(sample.tokens.tolist())
-        return re.search(self.replay.reflected_unless, text, re.IGNORECASE) is not None
+        return self.replay.speaks_of_attempt(self.decode(sample.tokens.tolist()))
 
 
 def rows_of(data: TensorDict) -> list[dict]:
@@ -343,6 +366,13 @@ def column(values) -> list:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
+def outcome_reward(old: torch.Tensor, reward: float) -> torch.Tensor:
+    """Zeros like `old` (L,) with the reward on the last token, where verl puts an outcome reward."""
+    new = torch.zeros_like(old)
+    new[-1:] = reward  # also of a response without tokens
+    return new
+
+
 def replayed_row(template: dict, sample: Sample, session: int) -> dict:
     """Every field of a row that holds the stored response under the prompt of `template`, a fresh row of the group.
 
@@ -353,8 +383,7 @@ def replayed_row(template: dict, sample: Sample, session: int) -> dict:
     responses = torch.from_numpy(sample.tokens.astype("int64"))
     input_ids = torch.cat([prompts, responses])
     mask = torch.ones_like(responses)
-    scores = torch.zeros(len(responses), dtype=row["rm_scores"].dtype)
-    scores[-1] = sample.score
+    scores = outcome_reward(torch.zeros(len(responses), dtype=row["rm_scores"].dtype), sample.score)
     row.update(
         uid=template["uid"] + REPLAY_MARK,
         session_id=session,
@@ -377,7 +406,7 @@ def replayed_tag(fresh: dict, sample: Sample, row: dict, step: int) -> dict:
     """The tag of a replayed row, from the tag of a fresh row of its group."""
     prompt_len, response_len = len(row["prompts"]), len(row["responses"])
     return {
-        **fresh,
+        **{name: value for name, value in fresh.items() if name not in ("grade", "reward_error")},
         "prompt_len": prompt_len,
         "response_len": response_len,
         "seq_len": prompt_len + response_len,

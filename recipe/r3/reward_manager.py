@@ -153,14 +153,13 @@ class R3RewardManager(RewardManagerBase):
         """Score without the bonus, whether the answer is correct, and whether there was no verdict."""
         response = self.tokenizer.decode(tokens, skip_special_tokens=True)
         if self.function is not None:
-            verdict = self.function(*_question(item, response))
+            verdict = self.function(*question(item.non_tensor_batch, response))
             if verdict.error is not None and len(self._told) < TOLD and verdict.error not in self._told:
                 self._told.add(verdict.error)
-                logger.warning(f"the reward function {verdict.error}: the answer counts as wrong, with score 0")
-            acc = verdict.acc if verdict.acc is not None else verdict.score >= self.correct_from
-            return verdict.score, acc and verdict.error is None, verdict.error is not None
+                logger.warning(f"the reward function {verdict.error}: the answer counts as wrong")
+            return verdict.score, verdict.is_correct(self.correct_from), verdict.error is not None
         limits = self.reward_config.grader_timeout_s, self.reward_config.grader_workers
-        verdict = grade(response, _references(item), *limits)
+        verdict = grade(response, references(item.non_tensor_batch), *limits)
         return float(verdict is True), verdict is True, verdict is None
 
     def _is_truncated(self, tokens: torch.Tensor) -> bool:
@@ -186,19 +185,27 @@ def make_function(config, timeout_s: float, workers: int) -> RewardFunction | No
     named = config.reward.get("custom_reward_function") or {}
     if not named.get("path"):
         return None
-    kwargs = OmegaConf.to_container(OmegaConf.create(named.get("reward_kwargs") or {}), resolve=True)
-    return RewardFunction(named.path, named.name, kwargs, timeout_s, workers)
+    return RewardFunction(named.path, named.name, function_kwargs(named), timeout_s, workers)
 
 
-def _question(item, response: str) -> tuple:
-    """What verl's interface asks a reward function, as plain values."""
-    row = item.non_tensor_batch
+def function_kwargs(named: Mapping) -> dict:
+    """`reward_kwargs` of reward.custom_reward_function as plain values. Raises ValueError where it is no group."""
+    kwargs = named.get("reward_kwargs", {})
+    kwargs = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
+    if not isinstance(kwargs, dict):
+        raise ValueError(f"reward.custom_reward_function.reward_kwargs must be a group of settings, got {kwargs!r}")
+    return kwargs
+
+
+def question(row: Mapping, response: str) -> tuple:
+    """What verl's interface asks a reward function of a row's response, as plain values."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
     return str(row.get("data_source")), response, truth, dict(row.get("extra_info") or {})
 
 
-def _references(item) -> list[str]:
-    reward_model = item.non_tensor_batch.get("reward_model")
+def references(row: Mapping) -> list[str]:
+    """The accepted answers of a row. Raises ValueError where there are none."""
+    reward_model = row.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
     try:
         return accepted_answers(truth)

@@ -15,6 +15,9 @@
 
 import math
 
+OWN_MANAGER = "pkg://recipe.r3.reward_manager"
+"""The reward manager that reads ground truths by these rules, unless it is given a function."""
+
 
 def accepted_answers(truth) -> list[str]:
     """The answers that count as right, as text: `"5"`, `5` and `["5", "5.0"]` give one, one and two.

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 
 import ray
 
+from .process_pool import calling_after
+
 
 @contextmanager
 def deadline(seconds: float, what: str):
@@ -35,13 +37,8 @@ def deadline(seconds: float, what: str):
         faulthandler.dump_traceback(file=sys.stderr)
         os._exit(1)
 
-    timer = threading.Timer(seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
+    with calling_after(seconds, give_up):
         yield
-    finally:
-        timer.cancel()
 
 
 class WorkerWatch:

@@ -159,6 +159,19 @@ def rescued_groups(ranks: list[list[list[dict]]]) -> list[dict[str, list[dict]]]
     return steps
 
 
+def check_contrast(rows: list[dict]) -> None:
+    """What the workers received of a rescued group, fresh and replayed rows, has the mean 0; replayed failures that
+    became less likely count for less."""
+    sums = {True: 0.0, False: 0.0}
+    for row in rows:
+        sums["#replay" in row["uid"]] += row["advantage"]
+    fresh, replayed = sums[False], sums[True]
+    if replayed < 0:
+        assert -fresh - 1e-4 <= replayed, rows
+    else:
+        assert fresh + replayed == pytest.approx(0, abs=1e-4), rows
+
+
 def skip_overrides(folder: Path, steps: int = STEPS) -> list[str]:
     """Record the rollouts of each step into `folder`, or replay them when they are there."""
     return [

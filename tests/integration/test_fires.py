@@ -8,7 +8,7 @@ from tensordict import NonTensorData, NonTensorStack
 
 from recipe.r3.replay_buffer import rows_of
 
-from .conftest import STEPS, received_rows, rescued_groups, skip_overrides
+from .conftest import STEPS, check_contrast, received_rows, rescued_groups, skip_overrides
 
 pytestmark = pytest.mark.integration
 
@@ -88,12 +88,32 @@ def test_no_optimizer_step_pushes_a_rescued_group_without_its_contrast(r3, rows_
         for number, groups in enumerate(rescued_groups(received_rows(rows_folder, row["step"]))):
             for uid, rows in groups.items():
                 advantages = [one["advantage"] for one in rows]
-                assert sum(advantages) == pytest.approx(0, abs=1e-4), (row["step"], number, uid)
+                check_contrast(rows)
                 if any("#replay" in one["uid"] for one in rows):
                     assert min(advantages) < 0 < max(advantages)
                     with_replay.append(number)
         assert row["groups/split"] == 0
     assert set(with_replay) == {0, 1}
+
+
+def test_a_replayed_failure_trains_with_what_the_taper_left_of_its_advantage(r3, rows_folder):
+    """In an all-right group the fresh rows have what the failure would have without the taper, with the other sign."""
+    tapered = 0
+    for row in r3.rows:
+        steps = rescued_groups(received_rows(rows_folder, row["step"]))
+        tokens, left = 0, 0.0
+        for rows in (rows for groups in steps for rows in groups.values()):
+            replayed = [one for one in rows if "#replay" in one["uid"]]
+            whole = -sum(one["advantage"] for one in rows if one not in replayed)
+            if replayed and whole < 0:
+                (failure,) = replayed
+                tokens += failure["tokens"]
+                left += failure["tokens"] * failure["advantage"] / whole
+        assert bool(tokens) == ("replay/taper/mean" in row)
+        if tokens:
+            assert left / tokens == pytest.approx(row["replay/taper/mean"], rel=1e-3)
+            tapered += left / tokens < 1
+    assert tapered
 
 
 def test_optimizer_steps_do_not_depend_on_appended_rows(r3):

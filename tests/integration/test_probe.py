@@ -13,6 +13,13 @@ from r3_ext.evaluate import plan
 
 pytestmark = pytest.mark.integration
 PROBLEMS, N, LIMIT = 8, 4, 48
+FUNCTION = """
+import re
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    boxes = re.findall(r"boxed{([^{}]*)}", solution_str)
+    return {"score": 2.5 * (boxes[-1:] == [ground_truth]), "acc": boxes[-1:] == [ground_truth]}
+"""
 
 
 def r3_probe(*arguments) -> tuple[int, str]:
@@ -54,9 +61,12 @@ def test_a_probe_asks_as_training_does_and_goes_on_where_it_was(warm_start, tmp_
         starts = [row["response"][:20].strip() for row in first]
         assert rows[names[index]][-1]["content"] in text and any(start in text for start in starts)
 
+    # The same answers, judged by a function that says the same of them: nothing is generated, no figure changes.
+    (tmp_path / "mine.py").write_text(FUNCTION)
     written = {file: os.stat(file).st_mtime_ns for name in ("plain", "reflection") for file in plan.parts(out / name)}
-    code, output = r3_probe(*given)
+    code, output = r3_probe(*given, f"reward.custom_reward_function.path={tmp_path / 'mine.py'}")
     assert code == 0 and "starting vLLM" not in output, output
     again = json.loads((out / "probe.json").read_text())
-    assert {**again, "cost": None} == {**found, "cost": None}
+    assert again["settings"]["reward"] == {"by": f"{tmp_path / 'mine.py'}:compute_score", "no_score": 0}
+    assert {**again, "cost": None, "settings": None} == {**found, "cost": None, "settings": None}
     assert {file: os.stat(file).st_mtime_ns for file in written} == written

@@ -55,14 +55,16 @@ def actor(mode: str, **settings) -> FSDPActorConfig:
     return config
 
 
-def gradient(mode: str, log_ratios=(0.0, 0.0), log_prob: torch.Tensor | None = None, weights=None, **settings):
-    """(R, T) gradient of verl's loss by the log-probs, of which the replayed ones have moved by `log_ratios`.
+def gradient(
+    mode: str, log_ratios=(0.0, 0.0), log_prob: torch.Tensor | None = None, weights=None, row=REPLAYED, **settings
+):
+    """(R, T) gradient of verl's loss by the log-probs, of which two of a row have moved by `log_ratios`.
 
     All tokens have probability 0.5 where `log_prob` is not given.
     """
     log_prob = torch.full((6, 3), math.log(0.5)) if log_prob is None else log_prob.clone()
     old = log_prob.clone()
-    old[REPLAYED, :2] -= torch.tensor(log_ratios)
+    old[row, :2] -= torch.tensor(log_ratios)
     log_prob.requires_grad_()
     config = actor(mode, **settings)
     loss, _ = get_policy_loss_fn(mode)(
@@ -128,22 +130,38 @@ def test_in_later_optimizer_steps_each_mode_treats_its_ratio_in_its_own_way(mode
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
-def likely_replayed() -> torch.Tensor:
-    """Fresh tokens of probability 0.1, replayed ones of 0.9 and 0.5: theirs are the largest covariances with A."""
-    log_prob = torch.full((6, 3), math.log(0.1))
-    log_prob[REPLAYED, :2] = torch.tensor([0.9, 0.5]).log()
+def log_probs(fresh: float, replayed: float, first: float | None = None) -> torch.Tensor:
+    """(R, T) of probabilities, that of the first fresh token set apart. The mean of A over tokens is -0.128."""
+    log_prob = torch.full((6, 3), math.log(fresh))
+    log_prob[REPLAYED] = math.log(replayed)
+    log_prob[0, 0] = math.log(first or fresh)
     return log_prob
 
 
-def test_clip_cov_drops_a_likely_token_of_a_replayed_answer():
-    """Covariances 3.2 and 2.2 are inside its bounds of 1 and 5, and one token of 14 is drawn."""
-    found = of_replayed("clip_cov", log_prob=likely_replayed())
-    assert sorted(found) == pytest.approx([-A / TOKENS, 0.0], rel=1e-5)
+def test_clip_cov_drops_an_unlikely_token_of_a_wrong_answer_among_likely_ones():
+    """Its product is 0.319 * 3.585 = 1.14, inside the bounds of 1 and 5; those of the replayed tokens are 0.53."""
+    found = gradient("clip_cov", log_prob=log_probs(0.95, 0.95, first=0.02))
+    assert found[0].tolist() == pytest.approx([0.0, *[0.447214 / TOKENS] * 2], rel=1e-5)
+    assert found[REPLAYED, :2].tolist() == pytest.approx([-A / TOKENS] * 2, rel=1e-5)
 
 
-def test_kl_cov_holds_back_the_likeliest_token_of_a_replayed_answer():
+@pytest.mark.parametrize("fresh, dropped", [(0.5, 0), (0.4, 1)])
+def test_clip_cov_drops_a_likely_token_of_a_replayed_answer_only_where_others_are_unlikely(fresh, dropped):
+    """Products of 1.917 with 0.504 and 0.695, 0.97 and 1.33; of the tokens inside the bounds one is drawn."""
+    found = of_replayed("clip_cov", log_prob=log_probs(fresh, 0.9))
+    assert sorted(found) == pytest.approx([-A / TOKENS] * (2 - dropped) + [0.0] * dropped, rel=1e-5)
+
+
+def test_kl_cov_holds_back_the_token_with_the_largest_product_whatever_its_size():
     """|log ratio| times ppo_kl_coef=0.1 joins its loss: its gradient is 0.1 once it has moved."""
-    found = of_replayed("kl_cov", (math.log(1.4), 0.0), log_prob=likely_replayed())
+    moved = math.log(1.4), 0.0
+    found = gradient("kl_cov", moved, log_probs(0.95, 0.95, first=0.02), row=0)  # 1.14, as above
+    assert found[0].tolist() == pytest.approx([(1.4 * 0.447214 + 0.1) / TOKENS, *[0.447214 / TOKENS] * 2], rel=1e-5)
+    found = gradient("kl_cov", moved, log_probs(0.95, 0.95, first=1e-9), row=0)  # 6.1, beyond what clip_cov takes
+    assert found[0, 0].item() == pytest.approx((1.4 * 0.447214 + 0.1) / TOKENS, rel=1e-5)
+    likeliest = log_probs(0.95, 0.95)
+    likeliest[REPLAYED, 0] = math.log(0.96)  # 0.02, below it
+    found = of_replayed("kl_cov", moved, likeliest)
     assert found == pytest.approx([(-1.4 * A + 0.1) / TOKENS, -A / TOKENS], rel=1e-5)
 
 
@@ -163,21 +181,38 @@ def test_what_a_replayed_token_is_divided_by(mode, divisor):
     assert found == pytest.approx([-A / divisor] * 2, rel=1e-5)
 
 
+def importance_weights(rollout: float, stored: float, **settings) -> torch.Tensor:
+    """(R, T) of tokens with probability 0.5 in the trainer; `rollout` in fresh rows, `stored` in the replayed one."""
+    old, other = torch.full((6, 3), math.log(0.5)), torch.full((6, 3), math.log(rollout))
+    other[REPLAYED] = math.log(stored)
+    tensors = {"old_log_probs": old, "rollout_log_probs": other, "response_mask": MASK}
+    batch = DataProto(batch=TensorDict(tensors, batch_size=6))
+    settings = OmegaConf.create({"rollout_is": "token", **settings})
+    batch, _ = compute_rollout_correction_and_add_to_batch(batch, settings)
+    return batch.batch["rollout_is_weights"]
+
+
 @pytest.mark.parametrize("behavior, weight", [(None, 1.0), (0.2, 2.0), (1.0, 0.5)])
 def test_truncated_importance_sampling_weighs_a_replayed_token(behavior, weight):
     """`current` puts the trainer's log-probs in place of the stored ones: 1. With `behavior`, whose probability is
     given, 0.5 / 0.2 is truncated to 2, and 0.5 / 1 stays."""
-    old = torch.full((6, 3), math.log(0.5))
-    stored = old.clone()
-    if behavior is not None:
-        stored[REPLAYED] = math.log(behavior)
-    tensors = {"old_log_probs": old, "rollout_log_probs": stored, "response_mask": MASK}
-    batch = DataProto(batch=TensorDict(tensors, batch_size=6))
-    settings = OmegaConf.create({"rollout_is": "token", "rollout_is_threshold": 2.0})
-    batch, _ = compute_rollout_correction_and_add_to_batch(batch, settings)
-    found = gradient("vanilla", weights=batch.batch["rollout_is_weights"])
+    found = gradient("vanilla", weights=importance_weights(0.5, behavior or 0.5, rollout_is_threshold=2.0))
     assert found[REPLAYED, :2].tolist() == pytest.approx([-weight * A / TOKENS] * 2, rel=1e-5)
     assert found[0].tolist() == pytest.approx([0.447214 / TOKENS] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("stored, weight", [(0.5, 1.0), (0.05, 0.0), (1.0, 0.5)])
+def test_bounds_on_two_sides_weigh_a_replayed_token_outside_of_them_0(stored, weight):
+    """Ratios 1, 10 and 0.5, bounds 0.5 and 5: its reward stays in the mean of the group all the same."""
+    found = importance_weights(0.5, stored, rollout_is_threshold="0.5_5.0")
+    assert found[REPLAYED, :2].tolist() == pytest.approx([weight] * 2) and found[0].tolist() == pytest.approx([1.0] * 3)
+
+
+def test_batch_normalize_divides_a_replayed_tokens_weight_of_1_too():
+    """Fresh tokens weigh 0.5 / 0.4: the mean over 14 tokens is (12 * 1.25 + 2) / 14."""
+    found = importance_weights(0.4, 0.5, rollout_is_threshold=2.0, rollout_is_batch_normalize=True)
+    assert found[REPLAYED, :2].tolist() == pytest.approx([14 / 17] * 2)
+    assert found[0].tolist() == pytest.approx([1.25 * 14 / 17] * 3)
 
 
 def test_the_kl_loss_pulls_a_replayed_token_to_the_reference_as_any_other():

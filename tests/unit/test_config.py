@@ -36,7 +36,8 @@ def shipped() -> DictConfig:
 
 def part(config: DictConfig) -> DictConfig:
     """A copy of the sections that the checks read; copying all of verl's configuration takes most of a second."""
-    return OmegaConf.masked_copy(config, ["algorithm", "actor_rollout_ref", "critic", "data", "reward", "trainer"])
+    names = "algorithm", "actor_rollout_ref", "critic", "data", "ray_kwargs", "reward", "trainer"
+    return OmegaConf.masked_copy(config, [*names, *r3_config.LEGACY])
 
 
 @pytest.fixture
@@ -100,6 +101,8 @@ def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with
     assert "k=1 uniform, old log-probs of replayed tokens: the current policy's" in replay
     assert reflection == "reflection off" and "ranking of truncated rows" in ranking
     lines = describe(load_r3_config(with_settings(BEHAVIOR)))
+    tapered = describe(load_r3_config(with_settings({"algorithm.r3.replay.correction": "tapered"})))
+    assert "wrong ones weigh less once unlikely" in tapered[0] and len(tapered[0]) <= 120
     assert "truncated weights" in lines[0] and max(map(len, lines)) <= 120
 
 
@@ -126,9 +129,10 @@ def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with
         ("history.restore", True, "be one of ('all', 'statistics', 'none')"),
         ("replay.selection", "best", f"be one of {SELECTIONS}"),
         ("replay.max_age", 0, "be at least 1 or null"),
+        ("reflection.rounds", 0, "be at least 1 or null"),
         ("replay.max_replays", 1.5, "be at least 1 or null"),
         ("rollout_deadline_s", 0, "be > 0 or null"),
-        ("replay.correction", None, "be one of ('current', 'behavior')"),
+        ("replay.correction", None, "be one of ('current', 'tapered', 'behavior')"),
         ("reflection.threshold", 0, "be in (0, 1]"),
         ("reflection.threshold", 1.1, "be in (0, 1]"),
         ("reflection.threshold", True, "be in (0, 1]"),
@@ -222,6 +226,7 @@ def test_the_reflection_budget_is_the_prompt_length_unless_set(own, budget):
 
 SDPA = {"actor_rollout_ref.model.override_config.attn_implementation": "sdpa"}
 PARALLEL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+THRESHOLD = "algorithm.rollout_correction.rollout_is_threshold"
 BEHAVIOR = {"algorithm.r3.replay.correction": "behavior", "algorithm.rollout_correction.rollout_is": "token"}
 COMBINATIONS = [
     ({"algorithm.adv_estimator": "grpo"}, "algorithm.adv_estimator: must be r3 .* got 'grpo'"),
@@ -250,6 +255,10 @@ COMBINATIONS = [
         "algorithm.r3.rollout_deadline_s: 5.0 s with trainer.v1.trainer_mode=r3_colocate_async: .*set it to null",
     ),
     ({"reward.reward_model.enable": True}, "reward.reward_model.enable: .*set it to False"),
+    (
+        {"ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES": "mine,recipe.r3.r3_trainer"},
+        "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES: 'mine,recipe.r3.r3_trainer' lacks",
+    ),
     ({"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
     ({"actor_rollout_ref.rollout.multi_turn.enable": True}, "actor_rollout_ref.rollout.multi_turn.enable: "),
     ({"actor_rollout_ref.actor.shuffle": True}, "actor_rollout_ref.actor.shuffle: .*set it to False"),
@@ -260,6 +269,13 @@ COMBINATIONS = [
     (
         {"algorithm.r3.replay.correction": "behavior"},
         "algorithm.r3.replay.correction: .*set algorithm.rollout_correction.rollout_is=token",
+    ),
+    (
+        {
+            "algorithm.r3.replay.correction": "tapered",
+            "actor_rollout_ref.rollout.calculate_log_probs": False,
+        },
+        "algorithm.r3.replay.correction: tapered .*set actor_rollout_ref.rollout.calculate_log_probs=True",
     ),
     (
         {**BEHAVIOR, "actor_rollout_ref.rollout.calculate_log_probs": False},
@@ -287,6 +303,24 @@ COMBINATIONS = [
     (
         {"actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode"},
         "actor_rollout_ref.actor.policy_loss.loss_mode: bypass_mode takes old .*Use vanilla",
+    ),
+    (
+        {**BEHAVIOR, THRESHOLD: "0.5_5.0"},
+        f"{THRESHOLD}: 0.5_5.0 with .*set the upper bound alone, .*or the correct",
+    ),
+    (
+        {"custom_reward_function.path": "mine.py"},
+        "custom_reward_function.path: 'mine.py' has no effect, .*: set reward.custom_reward_function.path",
+    ),
+    ({"custom_reward_function.reward_kwargs.strict": False}, "custom_reward_function.reward_kwargs.strict: False has"),
+    (
+        {"reward_model.reward_manager": "dapo"},
+        "reward_model.reward_manager: 'dapo' has no .*set reward.reward_manager, ",
+    ),
+    ({"reward_model.model.path": "judge"}, "reward_model.model.path: 'judge' has no effect"),
+    (
+        {"sandbox_fusion.url": "http://h"},
+        "sandbox_fusion.url: 'http://h' has no effect, .*: set reward.sandbox_fusion.url",
     ),
     ({**SDPA, PARALLEL: 2}, f"{PARALLEL}: 2 with attn_implementation=sdpa: .*flash_attention_2, or 1"),
     (
@@ -338,6 +372,10 @@ OFF = {f"algorithm.r3.{name}.enable": False for name in ("replay", "reflection",
             "actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode",
         },
         BEHAVIOR,
+        {**BEHAVIOR, THRESHOLD: "5.0"},
+        {**BEHAVIOR, **OFF, THRESHOLD: "0.5_5.0"},
+        {"algorithm.rollout_correction.rollout_is": "token", THRESHOLD: "0.5_5.0"},
+        {"reward.custom_reward_function.path": "mine.py", "reward.sandbox_fusion.url": "http://h"},
         {"algorithm.r3.replay.correction": "behavior", "algorithm.r3.replay.enable": False},
         {"algorithm.r3.reflection.max_prompt_tokens": 512, "actor_rollout_ref.rollout.max_model_len": 1024},
         {"algorithm.r3.reflection.max_prompt_tokens": 511, "actor_rollout_ref.rollout.max_model_len": 1023},

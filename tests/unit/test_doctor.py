@@ -548,6 +548,23 @@ class TestData:
         content[3]["reward_model"]["ground_truth"] = "4"  # verl's dataset would make it the number 4
         assert "row 3: reward_model.ground_truth is a text" in only(self.check(config, content, tmp_path), FAIL).found
 
+    @pytest.mark.parametrize(
+        "reward, level",
+        [
+            ("{}", FAIL),
+            ("{custom_reward_function: {path: mine.py}}", OK),
+            ("{reward_manager: {source: register, name: naive}}", OK),
+        ],
+    )
+    def test_a_group_of_values_is_for_a_reward_function(self, config, tmp_path, reward, level):
+        config.merge_with({"reward": OmegaConf.create(reward)})
+        content = rows(16)
+        for row in content:
+            row["reward_model"]["ground_truth"] = {"target": ["1", "one"]}
+        finding = self.check(config, content, tmp_path)[0]
+        assert finding.level == level
+        assert level == OK or "reward_model.ground_truth is {'target': " in finding.found
+
     def test_without_query_id_ids_are_made(self, config, tmp_path):
         content = [{key: value for key, value in row.items() if key != "query_id"} for row in rows(16)]
         findings = self.check(config, content, tmp_path)

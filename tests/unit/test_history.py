@@ -331,6 +331,17 @@ def test_rates_count_only_the_asked_variants(history):
     assert history.success_rates(["q"], 1, variants=BOTH) == {"q": 0.5}
 
 
+def test_rates_of_the_newest_rounds_count_whole_steps_that_asked_the_query(history):
+    for step, right in ((1, 0), (2, 0), (5, 1), (7, 2)):
+        history.add([make_sample([token], correct=token < right) for token in range(2)], step)
+    history.add([make_sample([1], "b")], step=8)
+    history.add([make_sample([1], variant=REFLECTION)], step=9)
+    rates = {rounds: history.success_rates(["q"], 1, rounds=rounds)["q"] for rounds in (1, 2, 3, 4, 9, None)}
+    assert rates == pytest.approx({1: 1, 2: 3 / 4, 3: 3 / 6, 4: 3 / 8, 9: 3 / 8, None: 3 / 8})
+    assert history.success_rates(["q"], 3, rounds=1) == {}
+    assert history.success_rates(["q"], 1, BOTH, rounds=1) == {"q": 0.0}
+
+
 # bounds
 
 

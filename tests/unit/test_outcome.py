@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,21 @@ def test_what_verls_naive_manager_calls_acc_is_a_number_against_the_threshold(sc
 
 def test_truth_values_are_taken_whatever_the_threshold():
     assert read({"acc": True}, 0.3, 0.5)["correct"] and not read({"acc": False}, 0.9, 0.5)["correct"]
+    for true, false in ((True, False), (1, 0), (1.0, 0.0), (np.True_, np.False_)):
+        assert read({"score": 3.0, "acc": true}, 3.0, 5.0)["correct"]
+        assert not read({"score": -1.0, "acc": false}, -1.0, -2.0)["correct"]
+
+
+@pytest.mark.parametrize("info", [{"score": 0.3, "acc": "no"}, {"score": 0.3, "acc": 0.3}, {"acc": "no"}])
+def test_a_verdict_that_is_none_is_refused_with_the_query_and_the_way_out(info):
+    with pytest.raises(ValueError, match="response to query q has acc=('no'|0.3), .* let it return the score alone"):
+        read(info, 0.3)
+
+
+def test_a_penalty_of_the_managers_is_no_part_of_the_grade():
+    for info in ({"acc": 1.0}, {"score": 1.0}, {"score": 1.0, "acc": None}):
+        tag = read(info, 0.7)  # dapo's, for being overlong
+        assert (tag["correct"], tag["grade"], tag["score"]) == (True, 1.0, pytest.approx(0.7))
 
 
 @pytest.mark.parametrize(

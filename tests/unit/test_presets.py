@@ -247,6 +247,7 @@ def test_the_literal_reading_of_the_paper_differs_in_these_settings_only(compose
     changed = {key.removeprefix("algorithm.r3."): paper[key] for key in r3 if r3[key] != paper[key]}
     assert changed == {
         "history.max_per_outcome": 1000000,
+        "replay.correction": "current",
         "replay.reflected_unless": None,
         "reflection.min_attempts": 1,
         "reflection.count_reflected_attempts": True,

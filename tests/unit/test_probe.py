@@ -1,39 +1,60 @@
 """`r3 probe` without a model: figures by hand, invariances, the rule of the verdicts, the check against a study."""
 
+import dataclasses
 import itertools
 import json
 import math
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from r3_ext.cli import main
+from r3_ext.config import compose_config
+from r3_ext.evaluate import EvaluationError
 from r3_ext.probe import ask, check, command, figure, quantities, report, verdicts
+from r3_ext.probe.judge import asking
 from r3_ext.probe.quantities import Plain, Reflected
 from r3_ext.study.design import read_design
+from recipe.r3.r3_config import load_r3_config
 
+PARTS = "correct_PA", "cut_PA", "tokens_PA", "score_PA"
+NAMES = "hard_P", "asked_P", "right_P", "drawable_P", "tokens_P"
 YES, NO = [0.2, 0.06, 0.3], [0.01, 0.0, 0.04]
 
 
 def plain_of(correct: list[list[int]], cut: list[list[int]] | None = None, tokens: int | list = 10) -> Plain:
     correct_PA = np.array(correct, bool)
     cut_PA = np.zeros_like(correct_PA) if cut is None else np.array(cut, bool)
-    return Plain(correct_PA, cut_PA, np.broadcast_to(tokens, correct_PA.shape).astype(float))
+    return Plain(correct_PA, cut_PA, np.broadcast_to(tokens, correct_PA.shape).astype(float), correct_PA.astype(float))
 
 
 def reflected_of(asked: list[int], right: list[int], tokens: list[float]) -> Reflected:
     asked_P = np.array(asked, bool)
-    return Reflected(asked_P, asked_P, np.array(right, float), np.array(tokens, float))
+    right_P = np.array(right, float)
+    return Reflected(asked_P, asked_P, right_P, right_P, np.array(tokens, float))
+
+
+def measure(plain: Plain, reflected: Reflected, seed: int = 0, batch: int = 16, **settings) -> dict:
+    """Every hard problem is asked in an epoch, unless told otherwise."""
+    parts = {"reflection": {"max_fraction": 1.0}} | settings
+    config = OmegaConf.create({"algorithm": {"r3": parts}})
+    return quantities.measure(plain, reflected, seed, load_r3_config(config), batch)
 
 
 def random_answers(seed: int, problems: int = 12, n: int = 4) -> tuple[Plain, Reflected]:
     rng = np.random.default_rng(seed)
     correct_PA = rng.random((problems, 2 * n)) < rng.random((problems, 1)) ** 2
     cut_PA = ~correct_PA & (rng.random((problems, 2 * n)) < 0.5)
-    plain = Plain(correct_PA, cut_PA, rng.integers(5, 60, (problems, 2 * n)).astype(float))
+    plain = plain_of(correct_PA, cut_PA, rng.integers(5, 60, (problems, 2 * n)))
     hard_P = quantities.is_hard(correct_PA[:, :n], 0.25)
     right_P = np.where(hard_P, rng.integers(0, n + 1, problems), 0).astype(float)
-    return plain, Reflected(hard_P, hard_P, right_P, np.where(hard_P, rng.integers(20, 200, problems), 0.0))
+    return plain, Reflected(hard_P, hard_P, right_P, right_P, np.where(hard_P, rng.integers(20, 200, problems), 0.0))
+
+
+def answers_of(right: int, cut: int, n: int) -> list[tuple[bool, float, bool]]:
+    """2n answers; those that are cut off are wrong."""
+    return [(True, 1.0, False)] * right + [(False, 0.0, True)] * cut + [(False, 0.0, False)] * (2 * n - right - cut)
 
 
 # figures
@@ -49,38 +70,48 @@ def test_wilson_by_hand():
 def test_groups_by_hand():
     # n = 2 of R W(cut) W(cut) W: the pairs are 3 with R, mixed, and 3 without, one of which has both that are cut off.
     # Each of these 3 leaves R to the other half.
-    found = quantities.group_of(right=1, cut=2, n=2)
+    found = quantities.group_of(answers_of(right=1, cut=2, n=2), n=2)
     assert found == pytest.approx(
         {"mixed": 1 / 2, "all_right": 0, "all_wrong": 1 / 2, "rankable": 1 / 6, "drawn_right": 1 / 2, "drawn_wrong": 0}
     )
-    never, always = quantities.group_of(0, 4, 2), quantities.group_of(4, 0, 2)
+    never, always = (quantities.group_of(answers_of(*counts, n=2), 2) for counts in ((0, 4), (4, 0)))
     assert (never["all_wrong"], never["rankable"], never["drawn_right"]) == (1, 1, 0)
     assert (always["all_right"], always["drawn_wrong"], always["mixed"]) == (1, 0, 0)
 
 
-@pytest.mark.parametrize(("right", "cut"), [(0, 0), (0, 6), (1, 3), (2, 1), (3, 3), (5, 1), (6, 0)])
-def test_groups_equal_a_count_of_all_splits(right, cut):
+def graded(seed: int, n: int) -> list[tuple[bool, float, bool]]:
+    """Answers with three scores; the function calls some of them right itself, and some of those are cut off."""
+    rng = np.random.default_rng(seed)
+    columns = rng.random(2 * n) < 0.4, rng.choice([0, 0, 0.5, 1], 2 * n), rng.random(2 * n) < 0.5
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+COUNTS = [(0, 0), (0, 6), (1, 3), (2, 1), (3, 3), (5, 1), (6, 0)]
+
+
+@pytest.mark.parametrize("answers", [answers_of(*counts, n=3) for counts in COUNTS] + [graded(k, 3) for k in range(9)])
+def test_groups_equal_a_count_of_all_splits(answers):
     n = 3
-    answers = ["right"] * right + ["cut"] * cut + ["wrong"] * (2 * n - right - cut)
-    counts = dict.fromkeys(quantities.group_of(right, cut, n), 0)
+    counts = dict.fromkeys(quantities.group_of(answers, n), 0)
     splits = list(itertools.combinations(range(2 * n), n))
     for chosen in splits:
         group = [answers[k] for k in chosen]
-        history = [answers[k] for k in range(2 * n) if k not in chosen]
-        hits = group.count("right")
-        counts["mixed"] += 0 < hits < n
-        counts["all_right"] += hits == n
-        counts["all_wrong"] += hits == 0
-        counts["rankable"] += hits == 0 and group.count("cut") >= 2
-        counts["drawn_right"] += hits == 0 and "right" in history
-        counts["drawn_wrong"] += hits == n and history.count("right") < n
+        history = [answers[k][0] for k in range(2 * n) if k not in chosen]
+        dead = len({answer[:2] for answer in group}) == 1
+        all_wrong = dead and not group[0][0]
+        counts["mixed"] += not dead
+        counts["all_right"] += dead and not all_wrong
+        counts["all_wrong"] += all_wrong
+        counts["rankable"] += all_wrong and sum(cut for _, _, cut in group) >= 2
+        counts["drawn_right"] += all_wrong and any(history)
+        counts["drawn_wrong"] += dead and not all_wrong and not all(history)
     expected = {name: count / len(splits) for name, count in counts.items()}
-    assert quantities.group_of(right, cut, n) == pytest.approx(expected)
+    assert quantities.group_of(answers, n) == pytest.approx(expected)
 
 
 def test_the_figures_of_groups_are_unbiased():
     # p = 0.3, n = 2: all wrong 0.7^2; with a right one in the other two 0.7^2 (1 - 0.7^2).
-    found = [quantities.group_of(right, 0, 2) for right in range(5)]
+    found = [quantities.group_of(answers_of(right, 0, 2), 2) for right in range(5)]
     chances = [math.comb(4, right) * 0.3**right * 0.7 ** (4 - right) for right in range(5)]
     mean = {name: sum(p * each[name] for p, each in zip(chances, found, strict=True)) for name in found[0]}
     assert (mean["all_wrong"], mean["drawn_right"]) == pytest.approx((0.49, 0.49 * 0.51))
@@ -97,6 +128,9 @@ def test_tokens_in_mixed_groups_by_hand():
     # Groups: mixed with 3 tokens, dead with 7, dead with 10, mixed with 30.
     plain = plain_of([[1, 0, 0, 0], [1, 1, 1, 0]], tokens=[[1, 2, 3, 4], [5, 5, 10, 20]])
     assert quantities.token_share(plain, seed=0)[0] == pytest.approx(33 / 50)
+    # Unequal scores of wrong answers teach, too.
+    graded_plain = dataclasses.replace(plain, score_PA=np.array([[1.0, 0, 0, 0.5], [1, 1, 1, 0]]))
+    assert quantities.token_share(graded_plain, seed=0)[0] == pytest.approx(40 / 50)
 
 
 def test_reflection_at_equal_tokens_by_hand():
@@ -124,25 +158,62 @@ def test_reflection_that_changes_nothing_gains_nothing():
     plain, _ = random_answers(3, problems=200)
     hard_P = quantities.is_hard(plain.correct_PA[:, :4], 0.25)
     again_P, tokens_P = plain.correct_PA[:, 4:].sum(1) * hard_P, plain.tokens_PA[:, 4:].sum(1) * hard_P
-    found = quantities.reflection(plain, Reflected(hard_P, hard_P, again_P.astype(float), tokens_P), seed=0)
-    assert found["gain"] == found["reach"] == [0, 0, 0] and found["solved"] == found["solved_again"]
+    found = quantities.reflection(plain, Reflected(hard_P, hard_P, again_P, again_P, tokens_P), seed=0)
+    assert found["gain"] == [0, 0, 0] == [*found["reach"][:2], 0] and found["solved"] == found["solved_again"]
 
 
-def test_an_answer_that_is_cut_off_is_wrong_even_with_a_right_box():
+def test_an_answer_counts_as_its_text_up_to_the_limit_does():
     scores = type("Scores", (), {"query_ids": ["a"], "tokens_R": np.array([5.0, 9, 8, 8])})
-    scores.correct_R = np.array([True, True, True, False])
-    plain = ask.plain_answers(scores, limit=8)
-    assert plain.correct_PA.tolist() == [[True, False, True, False]]
-    assert plain.cut_PA.tolist() == [[False, True, False, False]] and plain.tokens_PA.max() == 8
+    scores.correct_R = np.array([False, False, True, False])  # of the whole text
+    plain = ask.plain_answers(scores, 8, np.array([True, True, False, False]), np.array([1.0, 0.9, 0.2, 0]))
+    assert plain.correct_PA.tolist() == [[True, True, False, False]] and plain.tokens_PA.tolist() == [[5, 8, 8, 8]]
+    assert plain.score_PA.tolist() == [[1, 0.9, 0.2, 0]] and plain.cut_PA.tolist() == [[False, True, False, False]]
+
+
+def test_an_epoch_asks_no_more_hard_problems_than_its_steps_may():
+    # 16 of 32 problems are hard, 8 of them are solved under reflection only: a quarter of all. A quarter of a batch may
+    # be asked, half of what there is.
+    half = [1] * 16 + [0] * 16
+    plain = plain_of([[1 - hard] * 4 for hard in half])
+    reflected = reflected_of(half, [1] * 8 + [0] * 24, [10] * 32)
+    everything, capped = measure(plain, reflected), measure(plain, reflected, reflection={"max_fraction": 0.25})
+    assert (everything["reflection/reach"][0], capped["reflection/reach"][0]) == pytest.approx((0.25, 0.125))
+    assert (everything["opened"][0], capped["opened"][0]) == pytest.approx((0.25, 0.125))
+    assert capped["reflection/gain"] == everything["reflection/gain"]
+
+
+def test_few_problems_without_a_case_do_not_rule_reflection_out():
+    plain, reflected = plain_of([[0] * 8] * 12), reflected_of([1] * 12, [0] * 12, [10] * 12)
+    assert verdicts.judge(measure(plain, reflected), 12, None)["reflection"].verdict == "unclear"
+    plain, reflected = plain_of([[0] * 8] * 128), reflected_of([1] * 128, [0] * 128, [10] * 128)
+    assert verdicts.judge(measure(plain, reflected), 128, None)["reflection"].verdict == "off"
+
+
+def test_the_figures_are_those_of_the_settings():
+    plain, reflected = plain_of([[1, 0, 0, 0], [1, 1, 1, 0]] * 20), reflected_of([0] * 40, [0] * 40, [0] * 40)
+    both = measure(plain, reflected)
+    assert both["drawn"][0] == pytest.approx(both["drawn_right"][0] + both["drawn_wrong"][0])
+    only = {name: measure(plain, reflected, replay={"outcome": name})["drawn"][0] for name in ("correct", "wrong")}
+    assert only == pytest.approx({"correct": both["drawn_right"][0], "wrong": both["drawn_wrong"][0]})
+    assert both["rankable"][0] == 0
+    failed = measure(plain, reflected, ranking={"scope": "failed"})
+    assert failed["rankable"][0] == pytest.approx(failed["all_wrong"][0])
+
+
+def test_replay_cannot_draw_what_reflection_found_into_a_group_of_unequal_scores():
+    plain, reflected = plain_of([[0] * 4, [0] * 4]), reflected_of([1, 1], [1, 1], [9, 9])
+    plain = dataclasses.replace(plain, score_PA=np.array([[0.0] * 4, [0, 0, 0.5, 0.5]]))
+    all_wrong_P = quantities.groups(plain)["all_wrong"]
+    assert quantities.opened(plain, reflected, all_wrong_P).tolist() == pytest.approx([1, 1 / 3])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_problems_counts_for_no_value(seed):
     plain, reflected = random_answers(seed)
     order = np.random.default_rng(seed).permutation(len(plain.correct_PA))
-    other = Plain(*(getattr(plain, name)[order] for name in ("correct_PA", "cut_PA", "tokens_PA")))
-    theirs = Reflected(*(getattr(reflected, name)[order] for name in ("hard_P", "asked_P", "right_P", "tokens_P")))
-    ours, shuffled = quantities.measure(plain, reflected, 0), quantities.measure(other, theirs, 0)
+    other = Plain(*(getattr(plain, name)[order] for name in PARTS))
+    theirs = Reflected(*(getattr(reflected, name)[order] for name in NAMES))
+    ours, shuffled = measure(plain, reflected), measure(other, theirs)
     assert {k: v[0] for k, v in ours.items()} == pytest.approx({k: v[0] for k, v in shuffled.items()})
 
 
@@ -150,7 +221,7 @@ def test_the_order_of_problems_counts_for_no_value(seed):
 def test_the_order_of_answers_counts_for_no_figure_of_groups(seed):
     plain, _ = random_answers(seed)
     order = np.random.default_rng(seed).permutation(plain.correct_PA.shape[1])
-    other = Plain(plain.correct_PA[:, order], plain.cut_PA[:, order], plain.tokens_PA)
+    other = Plain(*(getattr(plain, name)[:, order] for name in PARTS))
     ours, theirs = quantities.groups(plain), quantities.groups(other)
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
@@ -158,7 +229,7 @@ def test_the_order_of_answers_counts_for_no_figure_of_groups(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_every_share_is_one_and_lies_in_its_interval(seed):
     plain, reflected = random_answers(seed)
-    figures = quantities.measure(plain, reflected, seed)
+    figures = measure(plain, reflected, seed)
     for name, (value, low, high) in figures.items():
         assert low - 1e-9 <= value <= high + 1e-9, name
         assert (-1 if name.endswith(("gain", "reach")) else 0) <= low and (high <= 1 or "right_again" in name), name
@@ -173,7 +244,7 @@ def test_every_share_is_one_and_lies_in_its_interval(seed):
 def test_answers_that_are_all_alike_or_empty_give_figures_and_verdicts(right, tokens):
     plain = plain_of([[right] * 8] * 10, [[1 - right] * 8] * 10, tokens=max(tokens, 1))
     reflected = reflected_of([1 - right] * 10, [0] * 10, [tokens * (1 - right)] * 10)
-    figures = quantities.measure(plain, reflected, 0)
+    figures = measure(plain, reflected)
     found = verdicts.judge(figures, int(reflected.asked_P.sum()), None)
     assert figures["drawn"][0] == 0 and figures["reflection/reach"][0] == 0
     assert set(found) == set(verdicts.MECHANISMS)
@@ -243,14 +314,65 @@ def test_r3_is_worth_it_where_a_part_is(found, expected):
     assert verdicts.overall(dict(zip(verdicts.MECHANISMS, judged, strict=True))) == expected
 
 
+# a reward function of the user's own
+
+
+FUNCTION = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    assert (data_source, extra_info["at"]) == ("mine", ground_truth["at"])
+    with open(ground_truth["log"], "a") as log:
+        log.write(solution_str)
+    if solution_str == "raise":
+        raise KeyError("x")
+    return {"score": float(solution_str), "acc": float(solution_str) > 0.4} if solution_str < "5" else 0.5
+"""
+
+
+@pytest.fixture
+def judge(tmp_path):
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    truth = {"log": str(tmp_path / "log")}
+    row = {"data_source": "mine", "prompt": [{"role": "user", "content": "?"}]}
+    rows = [row | {"reward_model": {"ground_truth": truth | {"at": at}}, "extra_info": {"at": at}} for at in range(2)]
+    overrides = [f"reward.custom_reward_function.path={tmp_path / 'mine.py'}", "algorithm.r3.correct_from=0.75"]
+    config = compose_config(["+profile=embedded", "+method=r3", *overrides])
+    with asking(config, rows) as judge:
+        yield judge
+
+
+def test_the_grader_takes_any_of_the_accepted_answers_and_refuses_what_is_none():
+    row = {"reward_model": {"ground_truth": ["1/3", "7"]}}
+    config = compose_config(["+profile=embedded", "+method=r3"])
+    with asking(config, [row]) as judge:
+        found = judge.verdicts([(0, r"\boxed{7}"), (0, r"\boxed{7} and so on"), (0, r"\boxed{\frac13}"), (0, "7")])
+        assert [judge.is_correct(verdict) for verdict in found] == [True, True, True, False]
+    with pytest.raises(ValueError, match="must be an answer"), asking(config, [{"reward_model": {"ground_truth": {}}}]):
+        pass
+
+
+def test_the_function_is_given_its_row_and_asked_once_for_a_text(judge, tmp_path):
+    rows = [{"index": at, "response": text} for at, text in ((0, "0.5"), (1, "0.5"), (0, "0.2"), (0, "0.5"), (1, "7"))]
+    rows.append({"index": 0, "response": "raise"})
+    assert judge(rows, [""] * 6) == [(None, verdict) for verdict in (True, True, False, True, False, None)]
+    assert [verdict.score for verdict in judge.verdicts([(0, "0.2"), (1, "7"), (0, "raise")])] == [0.2, 0.5, 0]
+    assert sorted((tmp_path / "log").read_text().replace("raise", "")) == sorted("0.50.50.27")
+    assert judge.failures == 1
+
+
+def test_a_function_that_fails_on_every_answer_ends_the_probe(judge):
+    with pytest.raises(EvaluationError, match=r"a score for no answer; for the first it raised KeyError"):
+        judge.verdicts([(0, "raise"), (1, "raise")])
+
+
 # the report
 
 
 def report_of(plain: Plain, reflected: Reflected, world: str | None = "seed=1") -> dict:
-    figures = quantities.measure(plain, reflected, 0)
+    figures = measure(plain, reflected)
     judged = verdicts.judge(figures, int(reflected.asked_P.sum()), None)
     about = {"model": {"path": "m"}, "profile": "embedded", "world": world, "overrides": ["a.b='c d'"]}
-    about |= {"problems": len(plain.correct_PA), "group": plain.n, "limit": 64}
+    about |= {"problems": len(plain.correct_PA), "group": plain.n, "limit": 64, "data": "d e"}
+    about |= {"reward": {"by": "the grader", "no_score": 0}}
     parts = {"plain": {"generated": 1000, "prompts": 300}}
     return report.content(about, plain, reflected, figures, None, judged, report.cost(parts, 250.0, 60.0))
 
@@ -273,7 +395,10 @@ def test_the_report_is_json_a_page_of_text_and_a_picture(all_right, tmp_path):
 def test_a_probe_that_says_off_throughout_names_grpo_and_keeps_the_overrides():
     found = report_of(plain_of([[1] * 8] * 200), reflected_of([0] * 200, [0] * 200, [0] * 200))
     assert found["r3"] == "off"
-    assert report.command(found) == "r3 run --profile embedded --method grpo 'a.b='\"'\"'c d'\"'\"''"
+    expected = "r3 run --profile embedded --world seed=1 --method grpo 'a.b='\"'\"'c d'\"'\"''"
+    assert report.command(found) == expected
+    found["settings"]["world"] = None
+    assert report.command(found) == "MODEL=m DATA='d e' " + expected.replace("--world seed=1 ", "")
 
 
 def test_markers_of_the_picture_tell_every_verdict_apart():
@@ -282,6 +407,13 @@ def test_markers_of_the_picture_tell_every_verdict_apart():
 
 
 # the command
+
+
+NAIVE = "--profile embedded reward.reward_manager.source=register reward.reward_manager.name=naive"
+
+
+async def later(data_source, solution_str, ground_truth, extra_info):
+    return 1.0
 
 
 @pytest.mark.parametrize(
@@ -302,7 +434,14 @@ def test_markers_of_the_picture_tell_every_verdict_apart():
         ("--profile nope", "--profile must be one of"),
         ("--profile embedded algorithm.r3.repaly.k=1", "there is no setting algorithm.r3.repaly.k"),
         ("--profile embedded algorithm.r3.ranking.top_ratio=2", "algorithm.r3.ranking.top_ratio must be in (0, 1]"),
-        ("--profile embedded reward.custom_reward_function.path=f.py", "grades answers with the recipe's grader"),
+        ("--profile embedded reward.custom_reward_function.path=f.py", "f.py cannot be loaded"),
+        (NAIVE, "or a function"),
+        (
+            f"{NAIVE} reward.custom_reward_function.path={__file__} reward.custom_reward_function.name=later",
+            "coroutine",
+        ),
+        ("--profile embedded data.prompt_key=messages", "data.prompt_key=messages: a probe knows prompt only"),
+        ("--profile embedded actor_rollout_ref.rollout.top_k=20", "a probe knows -1 only"),
         ("--profile embedded --out others", "others holds mine.txt and no probe"),
         ("--profile embedded --out file", "is a file"),
         ("check --add others", "name folders of finished probes"),

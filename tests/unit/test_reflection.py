@@ -222,14 +222,14 @@ def worker_rows(batch) -> list[dict]:
     return [{name: read[type(value)](value, row) for name, value in batch.items()} for row in range(len(batch))]
 
 
-def remember(tokenizer, history, query: str, wrong: int, correct: int = 0, variant: str = PLAIN) -> None:
+def remember(tokenizer, history, query: str, wrong: int, correct: int = 0, variant=PLAIN, step: int = 1) -> None:
     """Store attempts that read `wrong plain 0 of {query}` and so on, each with its end token."""
     samples = []
     for name, count in (("wrong", wrong), ("right", correct)):
         for number in range(count):
             ids = [*encode(tokenizer, f"{name} {variant} {number} of {query}"), tokenizer.eos_token_id]
-            samples.append(Sample(query, np.array(ids), name == "right", 0.0, False, step=1, variant=variant))
-    history.add(samples, step=1)
+            samples.append(Sample(query, np.array(ids), name == "right", 0.0, False, step=step, variant=variant))
+    history.add(samples, step=step)
 
 
 def make_planner(tokenizer, history, batch_size: int = 8, budget: int = 1000, seed: int = 0, **config):
@@ -368,6 +368,15 @@ def test_nothing_changes_when_no_query_is_hard(tokenizer, history):
 def test_hard_means_strictly_below_the_threshold(tokenizer, history, wrong, correct, hard):
     remember(tokenizer, history, "q", wrong, correct)  # threshold 0.25: one in four is not hard, one in five is
     _, metrics = make_planner(tokenizer, history, threshold=0.25).augment(make_batch(tokenizer, ["q"]), step=2)
+    assert metrics["reflection/prompts"] == hard
+
+
+@pytest.mark.parametrize("rounds, hard", [(None, True), (2, True), (1, False)])
+def test_a_query_that_became_easy_is_hard_by_its_old_rounds_alone(tokenizer, history, rounds, hard):
+    remember(tokenizer, history, "q", wrong=8, step=1)
+    remember(tokenizer, history, "q", wrong=2, correct=2, step=3)
+    planner = make_planner(tokenizer, history, threshold=0.25, rounds=rounds)
+    _, metrics = planner.augment(make_batch(tokenizer, ["q"]), step=4)
     assert metrics["reflection/prompts"] == hard
 
 

@@ -33,6 +33,7 @@ from recipe.r3.replay_buffer import (
     group_of,
     groups_of,
     is_fresh,
+    lower_failed,
     replayed_row,
     replayed_tag,
     rows_of,
@@ -57,6 +58,7 @@ def make_meta(groups: dict[str, list[dict]]) -> KVBatchMeta:
 
 
 WRONG, RIGHT = make_tag(False), make_tag(True)
+FAILED = make_tag(False, grade=0.0, reward_error=True)
 REPLAYED_WRONG, REPLAYED_RIGHT = make_tag(False, replay_age=2), make_tag(True, replay_age=4)
 PADDING = {"is_padding": True}
 
@@ -73,10 +75,27 @@ PADDING = {"is_padding": True}
         ([WRONG, WRONG, REPLAYED_RIGHT], False),  # a replayed row does not hide that the group was dead
         ([WRONG, PADDING], False),
         ([], None),
+        ([FAILED, FAILED], False),
+        ([RIGHT, FAILED], None),
+        (
+            [make_tag(False, 0.2, grade=0.2), FAILED],
+            False,
+        ),  # its grade is no judgement
     ],
 )
 def test_a_group_is_dead_by_correctness_of_its_fresh_rows_not_by_score(tags, outcome):
     assert dead_outcome(tags) is outcome
+
+
+@pytest.mark.parametrize(
+    "judged, score",
+    [([-1.0, -2.0], -2.0), ([0.0, 0.0], 0.0), ([1.9, 1.8], 0.0), ([1.0, -1.0], -1.0), ([0.2, 0.5], 0.0), ([], 0.0)],
+)
+def test_an_answer_without_a_score_earns_no_more_than_one_that_was_judged(judged, score):
+    tags = [make_tag(value >= 1.0, value, grade=min(value, 1.0)) for value in judged] + [dict(FAILED), dict(FAILED)]
+    lower_failed(tags)
+    assert [tag["score"] for tag in tags] == [*judged, score, score]
+    assert [tag["grade"] for tag in tags[-2:]] == [score, score]
 
 
 def test_only_generated_rows_are_fresh():
@@ -186,6 +205,12 @@ def test_fresh_replayed_and_reflection_series_do_not_mix():
     flat |= {f"{name}/response_length/mean": value for name, value in lengths.items()}
     flat |= {f"{name}/prompt_tokens": value for name, value in prompts.items()}
     assert series_metrics(batch) == pytest.approx({**flat, "replay/age/mean": 2.0, "reflection/solved": 1})
+
+
+def test_errors_of_the_reward_function_are_those_of_this_step():
+    replayed = replayed_tag(FAILED, stored(), replayed_row(make_row(), stored(), session=4), step=5)
+    assert series_metrics(make_meta({"a": [FAILED, FAILED, replayed]}))["reward/errors"] == 2
+    assert not {"reward_error", "grade"} & set(replayed)
 
 
 def test_changing_one_series_leaves_the_others_alone():
@@ -462,28 +487,33 @@ def write_group(
     uid="",
     status="finished",
     versions=None,
+    wrong=0.0,
 ) -> str:
-    """A prompt with one trajectory per outcome ("right", "wrong", "cut" or "aborted"); returns its uid.
+    """A prompt with one trajectory per outcome ("right", "wrong", "cut", "failed" or "aborted"); returns its uid.
 
     Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
+    failed: the reward function failed. wrong: score of wrong answers.
     versions: the first and the last step whose weights wrote it.
     """
     uid = uid + str(uuid.uuid4())
     mark = {"is_prompt": True, "status": "pending", "global_steps": step}
     tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
     for session, outcome in enumerate(outcomes):
-        size = length + session
+        size, judged = length + session, outcome != "failed"
         right, cut = outcome == "right", outcome == "cut"
         output = AgentLoopOutput(
             prompt_ids=[7, 8, 9],
             response_ids=[100 * step + session] * size,
             response_mask=[1] * size,
             response_logprobs=[-0.25] * size if log_probs else None,
-            reward_score=1.9 - session / 10 if right else 0.0,
+            reward_score=1.9 - session / 10 if right else wrong * judged,
             num_turns=2,
             metrics=AgentLoopMetrics(),
             extra_fields={"reward_extra_info": info or {"acc": float(right), "truncated": float(cut)}},
         )
+        if wrong or not judged:  # as the recipe's manager says it of a reward function
+            graded = {"score": 1.0 if right else wrong * judged, "reward_error": float(not judged)}
+            output.extra_fields["reward_extra_info"] |= graded
         if variant == REFLECTION:
             output.extra_fields["prompt_variant"] = REFLECTION
         if versions:
@@ -811,6 +841,27 @@ def test_an_answer_without_a_score_is_not_stored(make_buffer, history):
     assert history.success_rates(["q", "r"], 1) == {"q": 0.0, "r": 0.0}, "it counts as an attempt"
 
 
+def test_making_the_reward_function_fail_does_not_pay_where_wrong_answers_score_below_0(make_buffer, history):
+    buffer = make_buffer(abort=lambda: None)  # one member is aborted: its row leaves the batch
+    dead = write_group("q", ("wrong", "wrong", "failed", "wrong", "aborted"), step=1, wrong=-1.0)
+    mixed = write_group("r", ("right", "right", "failed"), step=1, wrong=-1.0)
+    alone = write_group("s", ("failed", "failed"), step=1, wrong=-1.0)
+    batch, _ = buffer.sample(1, "train", 3)
+    rows, groups = read(batch), groups_of(batch)
+    assert [dead_outcome([batch.tags[p] for p in groups[uid]]) for uid in (dead, mixed, alone)] == [False, None, False]
+    scores = {uid: [rows[batch.keys[p]]["rm_scores"] for p in groups[uid]] for uid in groups}
+    assert scores[dead][2].tolist() == [0, 0, 0, -1], "on the last token of four"
+    rewards = {uid: torch.stack([row.sum() for row in group]).unsqueeze(-1) for uid, group in scores.items()}
+    assert {uid: reward.flatten().tolist() for uid, reward in rewards.items()} == {
+        **{dead: [-1] * 4, alone: [0, 0]},
+        mixed: pytest.approx([1.9, 1.8, 0]),
+    }
+    for uid, reward in rewards.items():
+        none = np.zeros(len(reward), dtype=bool)
+        found, _ = compute_r3_advantage(reward, torch.ones_like(reward), np.array([uid] * len(reward)), none)
+        assert found[-1] < 0 if uid == mixed else not found.any()
+
+
 def test_a_rollout_that_stops_moving_ends_the_run(make_buffer):
     buffer = make_buffer(stall_timeout_s=0.3)
     write_group("q", ("right",) * N, step=1)
@@ -925,6 +976,18 @@ def test_evicted_groups_are_stored_once_counted_and_plain_ones_replaced(make_asy
     buffer.sample(5, "train", 1)
     history.flush()
     assert history.success_rates(["old"], 1) == {"old": 1 / 3}, "not stored again"
+
+
+def test_an_evicted_group_without_any_score_does_not_end_the_run(make_async, history):
+    buffer = make_async(strategy="drop", threshold=2)
+    write_group("old", ("failed",) * N, 1)
+    fresh = write_group("new", ("right", "wrong", "failed"), 4)
+    batch, _ = buffer.sample(4, "train", 1)
+    assert uids_of(batch) == {fresh} and history.success_rates(["old"], 1) == {"old": 0.0}
+    finish_step(batch)
+    write_group("next", ("failed",) * N, 5)
+    with pytest.raises(RuntimeError, match="step 5: the reward function gave no score for any answer"):
+        buffer.sample(5, "train", 1)
 
 
 def test_age_is_that_of_the_weights_and_mixed_answers_are_said_to_be(make_async, history):

@@ -11,8 +11,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from recipe.r3 import grader_pool
+from recipe.r3.outcome import Reading
 from recipe.r3.reward_manager import R3RewardManager, RewardConfig, check_grader, is_correct, length_bonus
 
 
@@ -58,6 +61,11 @@ def test_bad_settings_are_refused_by_their_full_name(kwargs, message):
 
 EOS = 256
 MAX_RESPONSE_LENGTH = 64
+OWN = (
+    *("reward.reward_manager.source=importlib", "reward.reward_manager.name=R3RewardManager"),
+    "reward.reward_manager.module.path=pkg://recipe.r3.reward_manager",
+)
+"""How a configuration names the recipe's manager."""
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +85,7 @@ def reward_worker(tokenizer):
     """verl's own reward worker, which loads the manager from the configuration."""
     worker = make_worker(
         tokenizer,
-        "reward.reward_manager.source=importlib",
-        "reward.reward_manager.name=R3RewardManager",
-        "reward.reward_manager.module.path=pkg://recipe.r3.reward_manager",
+        *OWN,
         "+reward.reward_kwargs={length_bonus: true, length_bonus_max_tokens: 128, grader_timeout_s: 1.0}",
     )
     assert isinstance(worker.reward_manager, R3RewardManager)
@@ -136,10 +142,7 @@ def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenize
                     "    return {'score': len(solution_str) / 8, 'acc': solution_str == ground_truth}\n")  # fmt: skip
     named = f"reward.custom_reward_function.path={file}"
     r3 = make_worker(
-        *(tokenizer, named, "+algorithm.r3={correct_from: 1.0}", "+reward.reward_kwargs={length_bonus: false}"),
-        "reward.reward_manager.source=importlib",
-        "reward.reward_manager.name=R3RewardManager",
-        "reward.reward_manager.module.path=pkg://recipe.r3.reward_manager",
+        *(tokenizer, named, "+algorithm.r3={correct_from: 1.0}", "+reward.reward_kwargs={length_bonus: false}"), *OWN
     )
     verls = make_worker(tokenizer, named)
     assert not isinstance(verls.reward_manager, R3RewardManager)
@@ -154,6 +157,58 @@ def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenize
         assert (failed["reward_extra_info"]["acc"], failed["reward_extra_info"]["reward_error"]) == (0.0, 1.0)
     finally:
         r3.reward_manager.function.close()
+
+
+def test_a_reward_function_means_the_same_under_each_manager(tokenizer, tmp_path):
+    """What it returns is the response; verl's dapo takes a penalty of it for being overlong."""
+    file = tmp_path / "mine.py"
+    file.write_text("import numpy as np\n"
+                    "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+                    "    return eval(solution_str)\n")  # fmt: skip
+    named = f"reward.custom_reward_function.path={file}"
+    overlong = "overlong_buffer_cfg: {enable: true, len: 64, penalty_factor: 0.5, log: false}, max_resp_len: 64"
+    workers = [
+        make_worker(tokenizer, named, *settings)
+        for settings in (
+            [*OWN, "+algorithm.r3={correct_from: 0}", "+reward.reward_kwargs={length_bonus: false}"],
+            [],
+            ["reward.reward_manager.name=dapo", f"+reward.reward_kwargs={{{overlong}}}"],
+        )
+    ]
+    own = workers[0].reward_manager
+    assert [type(worker.reward_manager) for worker in workers] == [
+        *(R3RewardManager, NaiveRewardManager, DAPORewardManager)
+    ]
+    cases = {
+        "{'score': 3, 'acc': 1}": (5.0, True),
+        "{'score': 3.0, 'acc': np.True_}": (5.0, True),
+        "{'score': 3, 'acc': None}": (5.0, False),
+        "{'score': -1, 'acc': 0}": (0.0, False),
+        "{'score': -1.0, 'acc': np.False_}": (-2.0, False),
+        "{'score': -1.0, 'acc': 0.0}": (-0.5, False),
+        "{'score': 1.0}": (1.0, True),
+        "{'score': 0.9, 'depth': 3}": (1.0, False),
+        "1.0": (1.0, True),
+        "np.float32(0.5)": (0.5, True),
+        "-1": (0.0, False),
+        "True": (1.0, True),
+        "False": (1.0, False),
+        "np.True_": (5.0, False),
+    }
+    try:
+        for response, (correct_from, correct) in cases.items():
+            own.correct_from, grades, rewards = correct_from, set(), []
+            for worker in workers:
+                result = score(worker, response, "")
+                row = {"extra_fields": result, "rm_scores": torch.tensor([result["reward_score"]])}
+                reading = Reading(correct_from, MAX_RESPONSE_LENGTH, EOS)
+                tag = reading.tag({**row, "responses": torch.tensor([EOS])}, "q")
+                assert tag["correct"] is correct, (response, worker.reward_manager)
+                grades.add(tag["grade"])
+                rewards.append(tag["score"])
+            assert len(grades) == 1 and rewards[2] < rewards[1] == rewards[0], response
+    finally:
+        own.function.close()
 
 
 @pytest.mark.parametrize("ground_truth", ["0.5", 0.5, ["7", r"\frac12"], np.array([7, 0.5])])

@@ -82,6 +82,21 @@ def test_what_is_used_is_let_through(changed):
     assert rows.check([row]) == []
 
 
+@pytest.mark.parametrize("truth", [{"target": ["Paris"], "at_least": 1}, None, "", "\ud800", [{"input": "1"}], True])
+def test_a_reward_function_of_ones_own_may_be_given_any_ground_truth(truth):
+    row = GOOD | {"reward_model": {"ground_truth": truth}}
+    assert rows.check([row, row], any_truth=True) == []
+    (fault,) = rows.check([row, GOOD | {"reward_model": {"ground_truth": 5}}], any_truth=True) or [None]
+    alike = truth in (None, True)  # a missing one goes with any kind
+    assert fault is None if alike else (fault.row, fault.column) == (1, "reward_model.ground_truth")
+
+
+@pytest.mark.parametrize("reward", [None, "2", {"style": "rule"}])
+def test_a_ground_truth_must_be_there_for_a_reward_function_too(reward):
+    (fault,) = rows.check([GOOD, GOOD | {"reward_model": reward}], any_truth=True)
+    assert (fault.row, fault.column, fault.found) == (1, "reward_model.ground_truth", "is missing")
+
+
 def test_faults_of_one_column_are_counted_and_others_told_beside_them():
     no_truth = GOOD | {"reward_model": {"ground_truth": None}}
     faults = rows.check([GOOD, no_truth, GOOD | {"data_source": ""}, no_truth, no_truth])

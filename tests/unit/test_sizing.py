@@ -127,7 +127,8 @@ def test_the_readmes_table_is_the_computed_one():
         "of it logits": "logits",
         "rollout, in all": "**rollout, in all**",
         **{
-            name: name for name in ("checkpoint on disk", "rows per step, at most", "response tokens per step, at most")
+            name: name
+            for name in ("checkpoint on disk", "generated rows per step, at most", "their response tokens, at most")
         },
     }
     for name, row in shown.items():

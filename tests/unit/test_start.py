@@ -99,6 +99,21 @@ def test_a_reward_function_is_found_from_elsewhere_and_a_changed_one_is_another_
         start.check(config, True, lambda text: None)
 
 
+def test_a_changed_function_of_a_module_is_another_run(tmp_path):
+    module, settings = tmp_path / "pool_module.py", (f"{FUNCTION}=pkg://pool_module", f"{FUNCTION}=file://file.py")
+    (tmp_path / "file.py").touch()
+    for run, setting in zip("ab", settings, strict=True):
+        module.write_text("def compute_score(): pass")
+        start = start_of(str(begin("--run", run, setting)), resume=True)
+        config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
+        assert start.check(config, True, lambda text: None) == {}
+        changed = module if run == "a" else tmp_path / "file.py"
+        changed.write_text("def compute_score(): return 1")
+        with pytest.raises(ValueError, match=f"started with other settings: content of {FUNCTION}"):
+            start.check(config, True, lambda text: None)
+    assert config.reward.custom_reward_function.path == str(tmp_path / "file.py")
+
+
 def test_a_run_that_goes_on_keeps_method_profile_options_and_overrides():
     begin("--run", "a", "--method", "grpo", "--until-tokens", "500", "--profile", "embedded", "trainer.total_epochs=3")
     start = start_of("a", "data.seed=3", resume=True)
