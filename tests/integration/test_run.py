@@ -169,10 +169,11 @@ def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
 def off_policy(train):
     """Rollouts cut off at a deadline, and replayed rows corrected by their stored log-probs."""
     return train(
-        *("r3", "off_policy", "algorithm.r3.rollout_deadline_s=0.2", "algorithm.r3.reflection.enable=False"),
-        # Steps so large that a replayed row, however few there are, is off policy beyond doubt once one had a gradient:
-        # of the few rollouts that end in time, those of a step may all be equally right.
-        *("actor_rollout_ref.actor.optim.lr=3e-3", "trainer.total_training_steps=5"),
+        *("r3", "off_policy", "algorithm.r3.reflection.enable=False", "trainer.total_training_steps=5"),
+        # Six times the usual length: answers that never end are late, and the others in time, on slow machines too.
+        *("algorithm.r3.rollout_deadline_s=1.0", "data.max_prompt_length=192", "data.max_response_length=384"),
+        # Steps so large that a replayed row is off policy beyond doubt once one had a gradient.
+        "actor_rollout_ref.actor.optim.lr=1e-3",
         *("algorithm.r3.replay.correction=behavior", "algorithm.rollout_correction.rollout_is=token"),
     )
 
