@@ -32,6 +32,7 @@ from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate import command as evaluation
 from r3_ext.evaluate.score import grade_folder
 from r3_ext.prepare import EMBEDDED, MODEL, TRAIN, model_and_data
+from r3_ext.rows import may_be_any_truth
 
 if TYPE_CHECKING:
     from recipe.r3.r3_config import R3Config
@@ -184,7 +185,7 @@ def checked(config: DictConfig) -> "R3Config":
         if (value := OmegaConf.select(config, key)) != only:
             raise ValueError(f"{key}={value}: a probe knows {only} only; leave it out to probe without it")
     named, manager = config.reward.get("custom_reward_function") or {}, config.reward.reward_manager
-    if manager.source != "importlib" and not named.get("path"):
+    if may_be_any_truth(config) and not named.get("path"):
         raise ValueError(
             f"reward.reward_manager.name={manager.name}: a probe asks the recipe's grader or a function. For verl's "
             "own add reward.custom_reward_function.path=pkg://verl.utils.reward_score and "

@@ -179,7 +179,7 @@ def _equal_tokens(means_BM: np.ndarray, n: int, most: float) -> dict[str, np.nda
 
 
 def asked_part(hard: np.ndarray, most: float) -> np.ndarray:
-    """Part of the hard problems (a share of all) that is asked where at most the share `most` may be: 0.5, 0.25: 0.5."""
+    """Part of the hard problems (a share of all) that is asked where at most the share `most` is: 0.5, 0.25: 0.5."""
     return most / np.maximum(hard, most)
 
 

@@ -436,6 +436,7 @@ async def later(data_source, solution_str, ground_truth, extra_info):
         ("--profile embedded algorithm.r3.ranking.top_ratio=2", "algorithm.r3.ranking.top_ratio must be in (0, 1]"),
         ("--profile embedded reward.custom_reward_function.path=f.py", "f.py cannot be loaded"),
         (NAIVE, "or a function"),
+        (f"--profile embedded reward.reward_manager.module.path={__file__}", "or a function"),
         (
             f"{NAIVE} reward.custom_reward_function.path={__file__} reward.custom_reward_function.name=later",
             "coroutine",
