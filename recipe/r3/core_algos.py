@@ -52,7 +52,7 @@ def compute_r3_advantage(
     a replayed row is centred and not divided: its std is that of the ranking, and dividing by it would cancel R_max.
 
     Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854. With trains
-    `fresh` the last is 0, with `replayed` the first four are.
+    `fresh` the last is 0, with `replayed` the first four are what they are without it: 0.
     Ranking rewards [0.5, 0, 0.25, 0.25], ranked: 0.25, -0.25, 0, 0.
 
     Args:
@@ -64,8 +64,8 @@ def compute_r3_advantage(
         epsilon: the paper's lambda, added to the denominator of groups that hold a replayed row.
         norm_by_std: False keeps the centred reward, undivided (Dr.GRPO); alpha then has no effect.
         ranked: (B,) boolean, True on rows of groups whose ranking rewards are not divided; None: nowhere.
-        trains: which rows of a group that holds a replayed row are trained: `all`, the `fresh` ones (the replayed ones
-            enter mean and std only) or the `replayed` ones. The others get 0.
+        trains: which rows of a group that holds a replayed row are trained by eq. (3): `all`; the `fresh` ones, while
+            the replayed ones get 0; or the `replayed` ones, while the fresh ones keep what they have without them.
 
     Returns:
         (advantages, returns), both (B, T) and the same tensor.
@@ -83,20 +83,24 @@ def compute_r3_advantage(
     with torch.no_grad():
         for group in range(group_B.max() + 1):
             rows_N = np.flatnonzero(group_B == group)
-            rewards_N = rewards_B[rows_N]
-            if len(rows_N) == 1:
-                advantages_B[rows_N] = 0.0
-                continue
-            mean, std = rewards_N.mean(), rewards_N.std()
-            is_mixed = replayed_B[rows_N].any()
-            denominator = alpha * std + epsilon if is_mixed else std + GRPO_EPSILON
-            is_divided = norm_by_std and (is_mixed or not ranked_B[rows_N].any())
-            centred_N = rewards_N - mean
-            advantages_B[rows_N] = centred_N / denominator if is_divided else centred_N
-            if is_mixed and trains != "all":
-                advantages_B[rows_N[replayed_B[rows_N] == (trains == "fresh")]] = 0.0
+            is_replayed_N = replayed_B[rows_N]
+            fresh_N, is_divided = rows_N[~is_replayed_N], norm_by_std and not ranked_B[rows_N].any()
+            advantages_B[fresh_N] = _compare(rewards_B[fresh_N], 1.0, GRPO_EPSILON, is_divided)
+            if is_replayed_N.any():
+                mixed_N = _compare(rewards_B[rows_N], alpha, epsilon, norm_by_std)
+                advantages_B[rows_N[is_replayed_N]] = mixed_N[is_replayed_N] if trains != "fresh" else 0.0
+                if trains != "replayed":
+                    advantages_B[fresh_N] = mixed_N[~is_replayed_N]
         advantages = advantages_B.unsqueeze(-1) * response_mask
     return advantages, advantages
+
+
+def _compare(rewards_N: torch.Tensor, alpha: float, epsilon: float, is_divided: bool) -> torch.Tensor:
+    """(N,) A_i of rows that are compared with each other; 0 for one alone."""
+    if len(rewards_N) < 2:
+        return torch.zeros_like(rewards_N)
+    centred_N = rewards_N - rewards_N.mean()
+    return centred_N / (alpha * rewards_N.std() + epsilon) if is_divided else centred_N
 
 
 @register_adv_est("r3")
