@@ -25,7 +25,7 @@ from r3_ext.study.hypotheses import Hypothesis, contrast_values, worlds_of
 from r3_ext.study.outcome import spread
 
 CONTRASTS = {
-    "r3": ("gain", "little_without_reflection", "little_without_mistakes"),
+    "r3": ("gain", "little_without_reflection", "little_without_mistakes", "gain_with_many_mistakes"),
     "replay": ("effect_of_ccr",),
     "reflection": ("effect_of_isr",),
     "ranking": ("effect_of_serr", "ranking_helps"),

@@ -48,14 +48,10 @@ ARMS = {
     "no_ccr": Arm("R^3 without CCR", "r3", _only("isr", "serr")),
     "no_isr": Arm("R^3 without ISR", "r3", _only("ccr", "serr")),
     "no_serr": Arm("R^3 without SERR", "r3", _only("ccr", "isr")),
-    "successes": Arm("R^3, successes replayed only", "r3", _replay(outcome="correct")),
-    "failures": Arm("R^3, failures replayed only", "r3", _replay(outcome="wrong")),
+    "whole": Arm("R^3, every row of a rescued group trained by eq. (3)", "r3", _replay(trains="all")),
+    "both": Arm("the same, failures replayed, too", "r3", _replay(trains="all", outcome="both")),
+    "failures": Arm("the same, failures replayed only", "r3", _replay(trains="all", outcome="wrong")),
     "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
-    "distil": Arm(
-        "R^3, successes replayed and trained without their group",
-        "r3",
-        _replay(outcome="correct", trains="replayed"),
-    ),
     "wrong_content": Arm("+CCR with answers to other problems", "r3", (*_only("ccr"), *_replay(other_queries="True"))),
     "serr_literal": Arm(
         "+SERR, literally",

@@ -120,11 +120,13 @@ class ReplayConfig(BaseConfig):
     """[U] Also rescue dead groups of reflection prompts (Algorithm 1 treats every prompt of the batch alike)."""
     other_queries: bool = False
     """For a control experiment: replay trajectories of random other queries, under this query's prompt."""
-    outcome: str = "both"
-    """For ablations: replay `both` outcomes, only `correct` answers (into all-wrong groups) or only `wrong` ones."""
-    trains: str = "all"
-    """For ablations: which rows of a group with replayed rows are trained. `all`; `fresh`: the replayed ones enter mean
-    and std only; `replayed`: they alone, as in distillation."""
+    outcome: str = "correct"
+    """[U] Replay `correct` answers only, into all-wrong groups, `wrong` ones only, or `both` as the paper does. A wrong
+    answer of long ago teaches an all-right group little, and pushes down what right ones share with it."""
+    trains: str = "replayed"
+    """[U] Which rows of a group with replayed rows take their advantage from eq. (3). `replayed`: these alone, and the
+    fresh ones keep what GRPO gives them; `all`, as in the paper; `fresh`: replayed ones enter mean and std only. Where
+    all fresh rows earn the same, eq. (3) gives each of them the same: zero gradient on average, and noise."""
     reflected_to_plain: bool = True
     """[U] Allow an answer born under a reflection prompt to be replayed, and trained, under the plain prompt."""
     reflected_unless: str | None = ATTEMPT_WORDS
@@ -146,6 +148,11 @@ class ReplayConfig(BaseConfig):
         names = ("current", "tapered", "behavior")
         require(self.correction in names, "replay.correction", f"be one of {names}", self.correction)
 
+    @property
+    def is_tapered(self) -> bool:
+        """Whether there can be rows whose advantage is tapered: right ones never are."""
+        return self.enable and self.correction == "tapered" and self.outcome != "correct"
+
     def speaks_of_attempt(self, text: str) -> bool:
         """Whether `reflected_unless` finds something in the text of an answer born under reflection."""
         return bool(self.reflected_unless and re.search(self.reflected_unless, text, re.IGNORECASE))
@@ -159,7 +166,7 @@ class ReflectionConfig(BaseConfig):
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4
     """[U] Attempts needed before a query can be called hard."""
-    rounds: int | None = None
+    rounds: int | None = 1
     """[U] Of how many training steps that asked the query, newest first, the attempts count. None: all, whose share
     calls a query hard for long after it has become easy."""
     max_fraction: float = 0.25
@@ -293,7 +300,10 @@ def describe(r3: R3Config) -> list[str]:
         "tapered": "the current policy's; wrong ones weigh less once unlikely",
         "behavior": "those of the policy that wrote it, as truncated weights",
     }[r3.replay.correction]
-    replay = f"k={r3.replay.k} {r3.replay.selection}, old log-probs of replayed tokens: {correction}"
+    if not r3.replay.is_tapered:
+        correction = correction.partition(";")[0]
+    answers = {"both": "answers", "correct": "right answers", "wrong": "wrong answers"}[r3.replay.outcome]
+    replay = f"k={r3.replay.k} {r3.replay.selection} {answers}, their old log-probs: {correction}"
     reflection = f"below {r3.reflection.threshold:g} after {r3.reflection.min_attempts} attempts"
     parts = {"replay": (r3.replay, replay), "reflection": (r3.reflection, reflection)}
     parts["ranking"] = (r3.ranking, f"of {r3.ranking.scope} rows, at most {r3.ranking.max_reward:g}")
@@ -434,6 +444,15 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             f"{rollout.n} leaves nothing to compare an answer with; use at least 2, better 8 or 16",
         ),
         (
+            "algorithm.r3.reflection.min_attempts",
+            not reflection
+            or not r3.reflection.rounds
+            or r3.reflection.min_attempts <= r3.reflection.rounds * rollout.n,
+            f"{r3.reflection.min_attempts} attempts are never there in algorithm.r3.reflection.rounds="
+            f"{r3.reflection.rounds} steps of actor_rollout_ref.rollout.n={rollout.n} answers; lower it, or raise "
+            "the rounds",
+        ),
+        (
             "actor_rollout_ref.rollout.multi_turn.enable",
             not OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.enable"),
             "R^3 stores and replays answers of one turn; set it to False",
@@ -518,7 +537,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         ),
         (
             "algorithm.r3.replay.correction",
-            r3.replay.correction != "tapered" or not r3.replay.enable or bool(rollout.calculate_log_probs),
+            not r3.replay.is_tapered or bool(rollout.calculate_log_probs),
             "tapered needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True, or it to current",
         ),
         *[

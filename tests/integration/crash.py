@@ -55,6 +55,7 @@ SETTINGS = [
     "algorithm.r3.history.max_per_outcome=4",
     "algorithm.r3.reflection.threshold=1.0",
     "algorithm.r3.reflection.min_attempts=1",
+    "algorithm.r3.replay.outcome=both",
 ]
 UNCOMPARED = ("timing", "perf/", "actor/perf/", "history/write_s", "history/wait_s")
 """Metrics that are seconds or bytes of the machine."""

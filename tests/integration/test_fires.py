@@ -55,6 +55,7 @@ def r3(train, planted, rows_folder):
     return train(
         *("r3", "planted_r3", "algorithm.r3.reflection.enable=False", f"trainer.save_freq={STEPS}"),
         f"algorithm.r3.rows_folder={rows_folder}",
+        *("algorithm.r3.replay.outcome=both", "algorithm.r3.replay.trains=all"),
         # The peak as the largest entropy, over all failures: of eleven groups of real answers, with short ones among
         # them, some hold two of which one dominates the other, whatever this machine's warm start led to.
         *("algorithm.r3.ranking.scope=failed", "algorithm.r3.ranking.top_ratio=0.01"),

@@ -24,6 +24,7 @@ EAGER = [
     "trainer.save_freq=5",
     "algorithm.r3.reflection.threshold=1.0",
     "algorithm.r3.reflection.min_attempts=1",
+    "algorithm.r3.replay.outcome=both",
 ]
 
 
@@ -33,7 +34,12 @@ TASKS = ["gcd", "letter_counting:max_words=8", "spell_backward:max_word_len=6"]
 
 
 @pytest.fixture(scope="module")
-def full(train, tmp_path_factory):
+def rows_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module")
+def full(train, tmp_path_factory, rows_folder):
     """The example with a reward function of its own, on rows of its own."""
     folder = tmp_path_factory.mktemp("reasoning_gym")
     prepare = [sys.executable, GYM / "prepare_data.py", "--output-dir", folder, "--train-rows", "200"]
@@ -42,6 +48,7 @@ def full(train, tmp_path_factory):
         *("r3", "full", *EAGER),
         f"reward.custom_reward_function.path={GYM / 'reasoning_gym_reward.py'}",
         "reward.custom_reward_function.name=compute_score",
+        f"algorithm.r3.rows_folder={rows_folder}",
         sources={"DATA": str(folder / "train.parquet")},
     )
 
@@ -101,6 +108,22 @@ def test_validation_sees_neither_replay_nor_reflection(full):
     assert attempts == trained, "validation answers must not enter the history"
 
 
+def test_replayed_rows_train_beside_what_grpo_gives_the_fresh_ones(full, rows_folder):
+    """Rewards of right answers differ by their lengths, others by the marks that they earn."""
+    replayed = 0
+    for row in full.rows:
+        for groups in rescued_groups(received_rows(rows_folder, row["step"])):
+            for rows in groups.values():
+                fresh = [one["advantage"] for one in rows if "#replay" not in one["uid"]]
+                assert sum(fresh) == pytest.approx(0, abs=1e-4)
+                deviations = [advantage**2 for advantage in fresh]
+                assert sum(deviations) in (0, pytest.approx(len(fresh) - 1, rel=1e-2)) or "#rank" in rows[0]["uid"]
+                others = [one["advantage"] for one in rows if "#replay" in one["uid"]]
+                assert all(others)
+                replayed += len(others)
+    assert replayed
+
+
 def test_the_run_folder_holds_what_the_readme_promises(full):
     names = {path.name for path in full.folder.iterdir()}
     assert {"config.yaml", "environment.json", "metrics.jsonl", "summary.json", "history.sqlite", "run.log"} <= names
@@ -138,6 +161,7 @@ def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
     folder = tmp_path / "rows"
     run = train(
         *("r3", "two_ranks", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"),
+        *("algorithm.r3.replay.outcome=both", "algorithm.r3.replay.trains=all"),
         *("algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"),
         # Every all-wrong group is ranked.
         *("algorithm.r3.ranking.scope=failed", f"algorithm.r3.rows_folder={folder}"),
@@ -170,6 +194,7 @@ def off_policy(train):
     """Rollouts cut off at a deadline, and replayed rows corrected by their stored log-probs."""
     return train(
         *("r3", "off_policy", "algorithm.r3.reflection.enable=False", "trainer.total_training_steps=5"),
+        "algorithm.r3.replay.outcome=both",
         # Six times the usual length: answers that never end are late, and the others in time, on slow machines too.
         *("algorithm.r3.rollout_deadline_s=1.0", "data.max_prompt_length=192", "data.max_response_length=384"),
         # Steps so large that a replayed row is off policy beyond doubt once one had a gradient.

@@ -29,7 +29,7 @@ def run(train, rows_folder):
         *("algorithm.rollout_correction.rollout_is=token", "algorithm.r3.replay.correction=behavior"),
         *("algorithm.use_kl_in_reward=True", "algorithm.r3.ranking.scope=failed"),
         *("algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"),
-        f"algorithm.r3.rows_folder={rows_folder}",
+        *(f"algorithm.r3.rows_folder={rows_folder}", "algorithm.r3.replay.outcome=both"),
     )
 
 

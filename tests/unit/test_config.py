@@ -98,11 +98,15 @@ def test_the_order_of_the_problems_is_seeded(shipped):
 
 def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with_settings):
     replay, reflection, ranking = describe(load_r3_config(with_settings({"algorithm.r3.reflection.enable": False})))
-    assert "k=1 uniform, old log-probs of replayed tokens: the current policy's" in replay
+    assert "k=1 uniform right answers, their old log-probs: the current policy's" in replay
     assert reflection == "reflection off" and "ranking of truncated rows" in ranking
     lines = describe(load_r3_config(with_settings(BEHAVIOR)))
-    tapered = describe(load_r3_config(with_settings({"algorithm.r3.replay.correction": "tapered"})))
-    assert "wrong ones weigh less once unlikely" in tapered[0] and len(tapered[0]) <= 120
+    tapered = describe(load_r3_config(with_settings({"algorithm.r3.replay.outcome": "both"})))
+    assert (
+        "uniform answers" in tapered[0]
+        and "wrong ones weigh less once unlikely" in tapered[0]
+        and len(tapered[0]) <= 120
+    )
     assert "truncated weights" in lines[0] and max(map(len, lines)) <= 120
 
 
@@ -260,6 +264,11 @@ COMBINATIONS = [
         "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES: 'mine,recipe.r3.r3_trainer' lacks",
     ),
     ({"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
+    (
+        {"actor_rollout_ref.rollout.n": 3},
+        "algorithm.r3.reflection.min_attempts: 4 attempts are never there in algorithm.r3.reflection.rounds=1 steps of "
+        "actor_rollout_ref.rollout.n=3 answers",
+    ),
     ({"actor_rollout_ref.rollout.multi_turn.enable": True}, "actor_rollout_ref.rollout.multi_turn.enable: "),
     ({"actor_rollout_ref.actor.shuffle": True}, "actor_rollout_ref.actor.shuffle: .*set it to False"),
     (
@@ -272,7 +281,7 @@ COMBINATIONS = [
     ),
     (
         {
-            "algorithm.r3.replay.correction": "tapered",
+            "algorithm.r3.replay.outcome": "wrong",
             "actor_rollout_ref.rollout.calculate_log_probs": False,
         },
         "algorithm.r3.replay.correction: tapered .*set actor_rollout_ref.rollout.calculate_log_probs=True",
@@ -362,7 +371,9 @@ OFF = {f"algorithm.r3.{name}.enable": False for name in ("replay", "reflection",
         OFF,
         {**OFF, "algorithm.rollout_correction.bypass_mode": True, "algorithm.r3.reflection.enable": True},
         {**OFF, "actor_rollout_ref.actor.shuffle": True},
-        {"actor_rollout_ref.rollout.n": 2},
+        {"actor_rollout_ref.rollout.n": 2, "algorithm.r3.reflection.rounds": 2},
+        {"actor_rollout_ref.rollout.n": 2, "algorithm.r3.reflection.rounds": None},
+        {"actor_rollout_ref.rollout.n": 2, "algorithm.r3.reflection.enable": False},
         {PARALLEL: 2},
         SDPA,
         {"algorithm.rollout_correction.rollout_rs": "seq_mean_k1"},

@@ -248,8 +248,11 @@ def test_the_literal_reading_of_the_paper_differs_in_these_settings_only(compose
     assert changed == {
         "history.max_per_outcome": 1000000,
         "replay.correction": "current",
+        "replay.outcome": "both",
+        "replay.trains": "all",
         "replay.reflected_unless": None,
         "reflection.min_attempts": 1,
+        "reflection.rounds": None,
         "reflection.count_reflected_attempts": True,
         "reflection.max_fraction": 1.0,
         "ranking.finished_reward": "zero",

@@ -191,7 +191,7 @@ def test_few_problems_without_a_case_do_not_rule_reflection_out():
 
 def test_the_figures_are_those_of_the_settings():
     plain, reflected = plain_of([[1, 0, 0, 0], [1, 1, 1, 0]] * 20), reflected_of([0] * 40, [0] * 40, [0] * 40)
-    both = measure(plain, reflected)
+    both = measure(plain, reflected, replay={"outcome": "both"})
     assert both["drawn"][0] == pytest.approx(both["drawn_right"][0] + both["drawn_wrong"][0])
     only = {name: measure(plain, reflected, replay={"outcome": name})["drawn"][0] for name in ("correct", "wrong")}
     assert only == pytest.approx({"correct": both["drawn_right"][0], "wrong": both["drawn_wrong"][0]})
@@ -420,7 +420,7 @@ async def later(data_source, solution_str, ground_truth, extra_info):
     ("line", "sentence"),
     [
         ("--profile embedded --samples 1", "--samples must be at least 2, got 1"),
-        ("--profile embedded --samples 3", "algorithm.r3.reflection.min_attempts=4"),
+        ("--profile embedded --samples 3", "algorithm.r3.reflection.min_attempts: 4 attempts"),
         ("--profile embedded --problems 0", "--problems must be at least 1, got 0"),
         ("--profile embedded --seed -1", "--seed must be at least 0, got -1"),
         ("--profile embedded --max-tokens 0", "--max-tokens must be at least 1, got 0"),
@@ -487,15 +487,15 @@ def curves_of(cells: dict[str, dict[int, float]]) -> dict:
 def test_effects_are_the_contrasts_of_the_plan_in_their_kind_of_world():
     design = read_design(check.EXAMPLES / "studies" / "worlds.yaml")
     ends = {"none": 0.5, "ccr": 0.6, "isr": 0.5, "serr": 0.5, "no_ccr": 0.5, "no_isr": 0.6, "no_serr": 0.6, "r3": 0.6}
-    curves = curves_of({f"main/{arm}": {1: end, 2: 0.5} for arm, end in ends.items()})
-    curves |= curves_of({"main/grpo": {1: 0.55}, "reflection_0/r3": {1: 0.4}, "reflection_0/grpo": {1: 0.5}})
+    curves = curves_of({f"main/{arm}": {13: end, 14: 0.5} for arm, end in ends.items()})
+    curves |= curves_of({"main/grpo": {13: 0.55}, "reflection_0/r3": {13: 0.4}, "reflection_0/grpo": {13: 0.5}})
 
-    def effect(world, mechanism, seed=1):
+    def effect(world, mechanism, seed=13):
         return check.effect(check.Row(world, seed, mechanism, "on"), design, curves)
 
-    assert effect("", "replay") == pytest.approx(0.1) and effect("", "replay", 2) == pytest.approx(0)
+    assert effect("", "replay") == pytest.approx(0.1) and effect("", "replay", 14) == pytest.approx(0)
     assert (effect("", "reflection"), effect("", "ranking")) == pytest.approx((0, 0))
-    assert effect("", "r3") == pytest.approx(0.05) and effect("", "r3", 2) is None
+    assert effect("", "r3") == pytest.approx(0.05) and effect("", "r3", 14) is None
     assert effect("reflection=0", "r3") == pytest.approx(-0.1) and effect("reflection=0", "replay") is None
     assert effect("reflection=0.0", "r3") == pytest.approx(-0.1)
     assert effect("mistaken=0", "r3") is None
@@ -515,13 +515,15 @@ def test_right_is_on_with_an_effect_that_matters_and_off_without():
 
 def test_the_table_counts_what_training_has_tested():
     design = read_design(check.EXAMPLES / "studies" / "worlds.yaml")
-    rows = [check.Row("reflection=0", seed, "r3", verdict) for seed, verdict in ((1, "on"), (2, "off"), (3, "unclear"))]
+    rows = [
+        check.Row("reflection=0", seed, "r3", verdict) for seed, verdict in ((13, "on"), (14, "off"), (15, "unclear"))
+    ]
     assert "Right in" not in check.table(rows, design, {})
-    ends = {"reflection_0/r3": {1: 0.6, 2: 0.6, 3: 0.4}, "reflection_0/grpo": {1: 0.5, 2: 0.5, 3: 0.5}}
+    ends = {"reflection_0/r3": {13: 0.6, 14: 0.6, 15: 0.4}, "reflection_0/grpo": {13: 0.5, 14: 0.5, 15: 0.5}}
     told = check.table(rows, design, curves_of(ends))
     assert "Right in 1 of 2 that training has tested" in told
-    assert "| reflection=0 | 1 | r3 | on | +0.100 | yes |" in told
-    assert "| reflection=0 | 2 | r3 | off | +0.100 | no |" in told
+    assert "| reflection=0 | 13 | r3 | on | +0.100 | yes |" in told
+    assert "| reflection=0 | 14 | r3 | off | +0.100 | no |" in told
     assert "| r3 | unclear | 1 | -0.100 |" in told
 
 

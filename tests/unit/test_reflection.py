@@ -315,7 +315,8 @@ def test_a_query_is_given_up_when_nothing_transfers(tokenizer, history, plain_si
     add_attempts(tokenizer, history, 3, *[(PLAIN, correct) for correct in plain_since])
     batch = make_batch(tokenizer, ["hard"])
     for give_up_after, expected in ((4, gives_up), (5, False), (None, False)):
-        _, metrics = make_planner(tokenizer, history, give_up_after=give_up_after).augment(batch, step=4)
+        planner = make_planner(tokenizer, history, give_up_after=give_up_after, rounds=None)
+        _, metrics = planner.augment(batch, step=4)
         assert (metrics["reflection/given_up"], metrics["reflection/prompts"]) == (expected, not expected)
 
 

@@ -553,7 +553,7 @@ def sample_epochs(buffer) -> tuple[KVBatchMeta, KVBatchMeta, dict[str, str]]:
 
 
 def test_two_epochs_dead_groups_get_opposing_rows_on_the_second(make_buffer, history):
-    first, second, uids = sample_epochs(make_buffer(k=1))
+    first, second, uids = sample_epochs(make_buffer(k=1, outcome="both"))
     assert len(first) == 12 and all(is_fresh(tag) for tag in first.tags)
     assert sorted(second.keys[12:]) == sorted(f"{uids[query]}_{N}_0" for query in ("q-right", "q-wrong"))
     tags = dict(zip(second.keys, second.tags, strict=True))
@@ -570,7 +570,7 @@ def test_two_epochs_dead_groups_get_opposing_rows_on_the_second(make_buffer, his
 
 
 def test_two_epochs_the_tags_and_ledger_of_the_second(make_buffer):
-    _, second, uids = sample_epochs(make_buffer(k=2))
+    _, second, uids = sample_epochs(make_buffer(k=2, outcome="both"))
     ledger = group_ledger(second, ranked={})
     names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "still_dead")
     assert [ledger[f"groups/{name}"] for name in names] == [4, 1, 1, 2, 2, 1]  # nothing opposes the truncated group
@@ -582,7 +582,7 @@ def test_two_epochs_the_tags_and_ledger_of_the_second(make_buffer):
 
 
 def test_two_epochs_replayed_rows_revive_the_advantage_of_their_group(make_buffer):
-    _, second, uids = sample_epochs(make_buffer(k=1))
+    _, second, uids = sample_epochs(make_buffer(k=1, outcome="both"))
     rows = read(second)
     scores = torch.stack([row["rm_scores"].sum() for row in rows.values()]).unsqueeze(1)
     marks = [row["uid"] for row in rows.values()]

@@ -112,10 +112,15 @@ def r3_settings(overrides):
 
 
 @pytest.mark.parametrize(
-    "name", ["k_4", "alpha_2", "tau_0.5", "p_0.05", "own_prompt", "successes", "failures", "contrast"]
+    ("name", "than"),
+    [
+        *((name, "r3") for name in ("k_4", "alpha_2", "tau_0.5", "p_0.05", "own_prompt", "whole", "contrast")),
+        ("both", "whole"),
+        ("failures", "whole"),
+    ],
 )
-def test_a_setting_is_tried_alone(name):
-    full, tried = r3_settings(()), r3_settings(arms.ARMS[name].overrides)
+def test_a_setting_is_tried_alone(name, than):
+    full, tried = (r3_settings(arms.ARMS[one].overrides) for one in (than, name))
     changed = [
         (part, key) for part in arms.MECHANISMS.values() for key in full[part] if full[part][key] != tried[part][key]
     ]
@@ -267,7 +272,8 @@ def test_a_figure_shows_every_world_and_the_interval_of_those_that_reach_the_bud
 
 RESULTS = ROOT / "examples" / "results"
 STUDIES = sorted(path.parent.name for path in RESULTS.glob("*/study.json"))
-PLANNED = sorted(path.parent.name for path in RESULTS.glob("*/results.md"))
+PLANS = ROOT / "examples" / "studies"
+PLANNED = sorted(path.stem for path in PLANS.glob("*.yaml") if (RESULTS / path.stem / "results.md").exists())
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -283,7 +289,7 @@ def test_the_committed_record_gives_the_committed_results(name, tmp_path, capsys
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsys):
-    out, plan = tmp_path / name, ROOT / "examples" / "studies" / f"{name}.yaml"
+    out, plan = tmp_path / name, PLANS / f"{name}.yaml"
     shutil.copytree(RESULTS / name, out)
     made = [
         path.relative_to(out) for path in out.rglob("*") if path.name in ("results.json", "results.md", "verdicts.json")
