@@ -18,8 +18,8 @@ def step_line(row: dict, width: int) -> str:
         parts.append(f"trunc {row['fresh/truncated/mean']:.2f}")
     parts.append(f"len {row['response_length/mean']:.0f}")
     if "groups/total" in row:
-        dead = int(row["groups/all_correct"] + row["groups/all_wrong"])
-        parts.append(f"dead {dead} left {int(row['groups/still_dead'])}")
+        right, wrong = int(row["groups/all_correct"]), int(row["groups/all_wrong"])
+        parts.append(f"dead {right}+{wrong} rescued {right + wrong - int(row['groups/still_dead'])}")
         parts.append(f"replay {int(row['replay/rows'])}")
         if "reflection/prompts" in row:
             parts.append(f"reflect {int(row['reflection/solved'])}/{int(row['reflection/prompts'])}")

@@ -127,7 +127,7 @@ LEDGER = (
     ("mixed from the start", "l0"),
     ("rescued by replay", "l1"),
     ("rescued by ranking alone", "l2"),
-    ("still dead", "l3"),
+    ("still dead: all right, or nothing was found", "l3"),
 )
 TOKENS = (
     ("plain prompts", "l1"),
@@ -394,7 +394,7 @@ SECTIONS = (
      "Trust a gain that leaves the shaded interval: 95 % over problems (bootstrap) for a single run, over seeds "
      "for several."),
     ("groups", "What became of the groups", add_groups,
-     "Every step's groups add up to the full height; those still dead at the top taught nothing."),
+     "Every step's groups add up to the full height; those still dead at the top taught nothing of right and wrong."),
     ("lengths", "Length and truncation", _lines(*LENGTHS),
      "Longer or more truncated answers without better accuracy are the alarm, shorter ones at equal accuracy the "
      "promise; validation is the mean over benchmarks."),
