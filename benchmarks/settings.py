@@ -46,6 +46,7 @@ SMALL = (
     "algorithm.r3.reflection.threshold=1.0",
     "algorithm.r3.reflection.min_attempts=1",
     "algorithm.r3.ranking.scope=failed",
+    *("algorithm.r3.replay.outcome=both", "algorithm.r3.replay.trains=all"),  # three steps: whatever is stored
 )
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 CORRECTION = "algorithm.rollout_correction"
