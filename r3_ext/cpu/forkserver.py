@@ -95,6 +95,7 @@ READ_WHILE_LOADING = (
 READ_LATER = {
     "PYTHONBREAKPOINT",  # Ray sets it
     "LD_PRELOAD",  # vLLM gives its engine another allocator, which no result depends on
+    "VLLM_SSM_CONV_STATE_LAYOUT",  # vLLM sets it where the processor has AMX; read when a state-space model is built
 }
 
 VARIABLE = "R3_FORKING_PYTHON"
