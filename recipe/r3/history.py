@@ -158,9 +158,9 @@ class History:
         buckets = by_bucket(samples)
         with self._transaction():
             self._count(buckets, unfinished, step)
-            self._log_replays(replays, step)
             # The order of arrival differs from run to run; ids, and so later draws, must not.
             self._store(in_order(buckets, step, self.seed), step)
+            self._log_replays(replays, step)
         self.write_seconds = time.monotonic() - begin
 
     def absorb(
@@ -225,8 +225,21 @@ class History:
     def _log_replays(self, replays: list[tuple[Sample, str]], step: int) -> None:
         self._db.executemany(
             "INSERT INTO replays VALUES (?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
-            [(sample.id, step, sample.query_id, variant, step - sample.age(step)) for sample, variant in replays],
+            [
+                (sample_id, step, sample.query_id, variant, step - sample.age(step))
+                for sample, variant in replays
+                if (sample_id := self._id_of(sample)) is not None
+            ],
         )
+
+    def _id_of(self, sample: Sample) -> int | None:
+        """The row of a sample that was drawn, or of one that was replayed in its own step and stored after that; None
+        where the bounds left no room for it."""
+        if sample.id is not None:
+            return sample.id
+        row = identified(sample, sample.step, self.seed)
+        same = "SELECT max(id) FROM samples WHERE query_id = ? AND variant = ? AND correct = ? AND digest = ?"
+        return self._db.execute(same, (*row.bucket, row.digest)).fetchone()[0]
 
     def _insert(self, rows: Iterable[Row]) -> list[Bucket]:
         """Store the rows that are not there yet; returns the buckets that now hold more than `max_per_outcome`."""

@@ -197,11 +197,11 @@ class CrossContextReplayMixin:
                 metrics["reflection/speaks_of_attempt/mean"] = spoken / len(found)
         if self._batch == 0:
             self._passed_over = 0
-        replays = self._draw(batch, global_steps) if self.replay.enable else []
+        replays = self._draw(batch, global_steps, samples) if self.replay.enable else []
         metrics["replay/passed_over_for_text"] = self._passed_over
         if replays:
             batch = self._append(batch, replays, global_steps)
-        drawn = [(sample, batch.tags[r.positions[0]]["variant"]) for r in replays for sample in r.samples]
+        drawn = [(s, batch.tags[r.positions[0]]["variant"]) for r in replays for s in r.samples]
         (left, left_unfinished), self._left = self._left, ([], [])
         self.history.add(samples + left, global_steps, drawn, unfinished + left_unfinished)
         return batch, metrics
@@ -295,8 +295,12 @@ class CrossContextReplayMixin:
             extra_info=batch.extra_info,
         )
 
-    def _draw(self, batch: KVBatchMeta, step: int) -> list[Replay]:
+    def _draw(self, batch: KVBatchMeta, step: int, new: list[Sample]) -> list[Replay]:
         """Opposing samples for every dead group and, where members were aborted, samples in their place."""
+        found = defaultdict(list)
+        for sample in new if self.replay.same_step and self.replay.reflected_to_plain else ():
+            if sample.variant == REFLECTION and sample.correct:
+                found[sample.query_id].append(sample)
         rng = random.Random(f"{self.seed}/replay/{step}" + (f"/{self._batch}" if self._batch else ""))
         replays, drawn = [], Counter()
         # Ordered by query id: uids are random, and drawing in their order would make equal runs differ.
@@ -307,15 +311,24 @@ class CrossContextReplayMixin:
             outcome = dead_outcome(tags)
             is_rescued = outcome is not None and self.replay.outcome in ("both", "wrong" if outcome else "correct")
             samples = self._draw_for(tags, not outcome, self.replay.k, rng, step, drawn) if is_rescued else []
+            if is_rescued and not outcome and tags[0]["variant"] == PLAIN:
+                samples += self._choose(found[tags[0]["group"]], self.replay.k - len(samples), rng)
             missing = max(0, self.group_size - len(positions)) if self.rollout_deadline_s is not None else 0
             if missing > len(samples):
                 others = self._draw_for(tags, None, missing, rng, step, drawn)
                 known = {sample.id for sample in samples}
                 samples += [other for other in others if other.id not in known][: missing - len(samples)]
-            drawn.update(sample.id for sample in samples)
+            drawn.update(sample.id for sample in samples if sample.id is not None)
             if samples:
                 replays.append(Replay(positions, samples))
         return replays
+
+    def _choose(self, found: list[Sample], k: int, rng: random.Random) -> list[Sample]:
+        """At most `k` of the right answers that reflection on the query found in this very step."""
+        accepts = self._fits_plain_prompt if self.replay.reflected_unless else None
+        fitting = [sample for sample in found if accepts is None or accepts(sample)] if k > 0 else []
+        fitting.sort(key=lambda sample: sample.tokens.tolist())  # the order of arrival differs from run to run
+        return rng.sample(fitting, min(k, len(fitting)))
 
     def _draw_for(
         self, tags: list[dict], correct: bool | None, k: int, rng: random.Random, step: int, drawn: Counter

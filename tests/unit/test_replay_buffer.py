@@ -640,6 +640,50 @@ def test_answers_born_under_reflection_reach_plain_groups_only_on_request(make_b
     assert len(batch) == N + allowed
 
 
+@pytest.mark.parametrize("same_step", [False, True])
+def test_reflection_rescues_the_plain_group_of_its_own_step_on_request(make_buffer, history, same_step):
+    uid = write_group("q", ("wrong",) * N, step=2)
+    write_group("q", ("wrong",) * (N - 1) + ("right",), step=2, variant=REFLECTION)
+    buffer = make_buffer(k=2, same_step=same_step)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert len(batch) == 2 * N + same_step
+    history.flush()
+    logged = history._db.execute(
+        "SELECT sample_id, step, query_id, variant, sample_step, times FROM replays"
+    ).fetchall()
+    if same_step:
+        row, tag = read(batch)[f"{uid}_{N}_0"], batch.tags[batch.keys.index(f"{uid}_{N}_0")]
+        assert row["responses"].tolist() == [200 + N - 1] * (N + 1) and row["uid"].endswith(REPLAY_MARK)
+        assert (tag["correct"], tag["replay_age"], tag["stored_log_probs"]) == (True, 0, True)
+        [sample] = history.draw("q", True, 9, random.Random(0), variants=(REFLECTION,))
+        assert logged == [(sample.id, 2, "q", PLAIN, 2, 1)]
+    else:
+        assert not logged
+
+
+def test_what_the_history_holds_comes_before_what_the_step_found(make_buffer, history):
+    history.add([stored(correct=True, step=1, tokens=[55], log_probs=[-0.1])], step=1)
+    uid = write_group("q", ("wrong",) * N, step=2)
+    write_group("q", ("right",) * N, step=2, variant=REFLECTION)
+    buffer = make_buffer(k=1, same_step=True)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert len(batch) == 2 * N + 1 and read(batch)[f"{uid}_{N}_0"]["responses"].tolist() == [55]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"reflected_to_plain": False}, {"reflected_unless": "no word"}, {"outcome": "wrong"}]
+)
+def test_what_may_not_be_replayed_later_is_not_in_its_own_step(make_buffer, settings):
+    write_group("q", ("wrong",) * N, step=2)
+    write_group("q", ("right",) * N, step=2, variant=REFLECTION)
+    buffer = make_buffer(same_step=True, **settings)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert len(batch) == 2 * N
+
+
 def test_answers_that_speak_of_an_attempt_are_not_replayed_where_none_is_shown(make_buffer, history):
     found = [stored(correct=True, step=1, variant=REFLECTION, tokens=[first, 1], log_probs=None) for first in (60, 61)]
     history.add(found, step=1)
