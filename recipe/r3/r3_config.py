@@ -151,11 +151,6 @@ class ReplayConfig(BaseConfig):
         names = ("current", "tapered", "behavior")
         require(self.correction in names, "replay.correction", f"be one of {names}", self.correction)
 
-    @property
-    def is_tapered(self) -> bool:
-        """Whether there can be rows whose advantage is tapered: right ones never are."""
-        return self.enable and self.correction == "tapered" and self.outcome != "correct"
-
     def speaks_of_attempt(self, text: str) -> bool:
         """Whether `reflected_unless` finds something in the text of an answer born under reflection."""
         return bool(self.reflected_unless and re.search(self.reflected_unless, text, re.IGNORECASE))
@@ -295,6 +290,12 @@ class R3Config(BaseConfig):
         ok = self.rows_folder is None or (isinstance(self.rows_folder, str) and self.rows_folder != "")
         require(ok, "rows_folder", "be a folder or null", self.rows_folder)
 
+    @property
+    def is_tapered(self) -> bool:
+        """Whether there can be rows whose advantage is tapered: wrong ones, which also replace aborted rollouts."""
+        draws_wrong = self.replay.outcome != "correct" or self.rollout_deadline_s is not None
+        return self.replay.enable and self.replay.correction == "tapered" and draws_wrong
+
 
 def describe(r3: R3Config) -> list[str]:
     """What a run does, a line per mechanism: people ask which probability a replayed token is divided by."""
@@ -302,9 +303,7 @@ def describe(r3: R3Config) -> list[str]:
         "current": "the current policy's, as for fresh ones",
         "tapered": "the current policy's; wrong ones weigh less once unlikely",
         "behavior": "those of the policy that wrote it, as truncated weights",
-    }[r3.replay.correction]
-    if not r3.replay.is_tapered:
-        correction = correction.partition(";")[0]
+    }[r3.replay.correction if r3.is_tapered or r3.replay.correction != "tapered" else "current"]
     answers = {"both": "answers", "correct": "right answers", "wrong": "wrong answers"}[r3.replay.outcome]
     replay = f"k={r3.replay.k} {r3.replay.selection} {answers}, their old log-probs: {correction}"
     reflection = f"below {r3.reflection.threshold:g} after {r3.reflection.min_attempts} attempts"
@@ -540,7 +539,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
         ),
         (
             "algorithm.r3.replay.correction",
-            not r3.replay.is_tapered or bool(rollout.calculate_log_probs),
+            not r3.is_tapered or bool(rollout.calculate_log_probs),
             "tapered needs stored log-probs: set actor_rollout_ref.rollout.calculate_log_probs=True, or it to current",
         ),
         *[

@@ -327,7 +327,7 @@ class R3Mixin(MeasuredMixin):
         ages = [tag["replay_age"] for tag in replayed.tags if tag["stored_log_probs"]]
         old, behavior = ([row[field].float() for row in compared] for field in fields)
         metrics.update(off_policy_metrics(old, behavior, ages))
-        if self.r3.replay.is_tapered:
+        if self.r3.is_tapered:
             wrong = [is_known and not tag["correct"] for is_known, tag in zip(known, replayed.tags, strict=True)]
             keyed = zip(replayed.keys, rows, wrong, strict=True)
             self._taper = {key: taper(*(row[field] for field in fields)) for key, row, is_wrong in keyed if is_wrong}

@@ -107,6 +107,9 @@ def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with
         and "wrong ones weigh less once unlikely" in tapered[0]
         and len(tapered[0]) <= 120
     )
+    # Stored answers of either outcome take the place of aborted ones.
+    [late, *_] = describe(load_r3_config(with_settings({"algorithm.r3.rollout_deadline_s": 5.0})))
+    assert "wrong ones weigh less once unlikely" in late and "wrong ones" not in replay
     assert "truncated weights" in lines[0] and max(map(len, lines)) <= 120
 
 
@@ -278,6 +281,10 @@ COMBINATIONS = [
     (
         {"algorithm.r3.replay.correction": "behavior"},
         "algorithm.r3.replay.correction: .*set algorithm.rollout_correction.rollout_is=token",
+    ),
+    (
+        {"algorithm.r3.rollout_deadline_s": 5.0, "actor_rollout_ref.rollout.calculate_log_probs": False},
+        "algorithm.r3.replay.correction: tapered .*set actor_rollout_ref.rollout.calculate_log_probs=True",
     ),
     (
         {
