@@ -31,7 +31,7 @@ What later stages need to know of a row travels in its TransferQueue tag:
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -297,10 +297,6 @@ class CrossContextReplayMixin:
 
     def _draw(self, batch: KVBatchMeta, step: int, new: list[Sample]) -> list[Replay]:
         """Opposing samples for every dead group and, where members were aborted, samples in their place."""
-        found = defaultdict(list)
-        for sample in new if self.replay.same_step and self.replay.reflected_to_plain else ():
-            if sample.variant == REFLECTION and sample.correct:
-                found[sample.query_id].append(sample)
         rng = random.Random(f"{self.seed}/replay/{step}" + (f"/{self._batch}" if self._batch else ""))
         replays, drawn = [], Counter()
         # Ordered by query id: uids are random, and drawing in their order would make equal runs differ.
@@ -310,9 +306,7 @@ class CrossContextReplayMixin:
                 continue
             outcome = dead_outcome(tags)
             is_rescued = outcome is not None and self.replay.outcome in ("both", "wrong" if outcome else "correct")
-            samples = self._draw_for(tags, not outcome, self.replay.k, rng, step, drawn) if is_rescued else []
-            if is_rescued and not outcome and tags[0]["variant"] == PLAIN:
-                samples += self._choose(found[tags[0]["group"]], self.replay.k - len(samples), rng)
+            samples = self._draw_for(tags, not outcome, self.replay.k, rng, step, drawn, new) if is_rescued else []
             missing = max(0, self.group_size - len(positions)) if self.rollout_deadline_s is not None else 0
             if missing > len(samples):
                 others = self._draw_for(tags, None, missing, rng, step, drawn)
@@ -323,24 +317,26 @@ class CrossContextReplayMixin:
                 replays.append(Replay(positions, samples))
         return replays
 
-    def _choose(self, found: list[Sample], k: int, rng: random.Random) -> list[Sample]:
-        """At most `k` of the right answers that reflection on the query found in this very step."""
-        accepts = self._fits_plain_prompt if self.replay.reflected_unless else None
-        fitting = [sample for sample in found if accepts is None or accepts(sample)] if k > 0 else []
-        fitting.sort(key=lambda sample: sample.tokens.tolist())  # the order of arrival differs from run to run
-        return rng.sample(fitting, min(k, len(fitting)))
-
     def _draw_for(
-        self, tags: list[dict], correct: bool | None, k: int, rng: random.Random, step: int, drawn: Counter
+        self,
+        tags: list[dict],
+        correct: bool | None,
+        k: int,
+        rng: random.Random,
+        step: int,
+        drawn: Counter,
+        new: Iterable[Sample] = (),
     ) -> list[Sample]:
-        """At most `k` stored samples with that outcome for the group of these tags, by `algorithm.r3.replay`."""
+        """At most `k` samples with that outcome for the group of these tags, by `algorithm.r3.replay`: stored ones, and
+        where they are too few, right ones among the `new` that reflection found."""
         replay, query_id = self.replay, tags[0]["group"]
         # Another answer to a reflection prompt would speak of the attempt that its own prompt showed.
         reflected = tags[0]["variant"] == PLAIN and replay.reflected_to_plain
         variants = (PLAIN, REFLECTION) if reflected else (PLAIN,)
         if replay.other_queries:
             query_id = self.history.draw_other_query(query_id, correct, rng, variants)
-        return self.history.draw(
+        accepts = self._fits_plain_prompt if reflected and replay.reflected_unless else None
+        samples = self.history.draw(
             query_id,
             correct,
             k,
@@ -352,8 +348,13 @@ class CrossContextReplayMixin:
             max_replays=replay.max_replays,
             replays=drawn,
             near_length=sum(tag["response_len"] for tag in tags) / len(tags),
-            accepts=self._fits_plain_prompt if reflected and replay.reflected_unless else None,
+            accepts=accepts,
         )
+        if not (replay.same_step and reflected and correct and len(samples) < k):
+            return samples
+        found = [s for s in new if s.variant == REFLECTION and s.correct and s.query_id == query_id]
+        found = sorted(filter(accepts, found), key=lambda sample: sample.tokens.tolist())  # they arrive in any order
+        return samples + rng.sample(found, min(k - len(samples), len(found)))
 
     def _fits_plain_prompt(self, sample: Sample) -> bool:
         """Whether the text of an answer born under reflection speaks of nothing that only its own prompt showed."""

@@ -672,6 +672,16 @@ def test_what_the_history_holds_comes_before_what_the_step_found(make_buffer, hi
     assert len(batch) == 2 * N + 1 and read(batch)[f"{uid}_{N}_0"]["responses"].tolist() == [55]
 
 
+def test_the_control_experiment_takes_nothing_that_the_step_found_for_the_query_itself(make_buffer, history):
+    history.add([stored(correct=True, step=1, query="other", tokens=[55], log_probs=[-0.1])], step=1)
+    uid = write_group("q", ("wrong",) * N, step=2)
+    write_group("q", ("right",) * N, step=2, variant=REFLECTION)
+    buffer = make_buffer(k=2, same_step=True, other_queries=True)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert len(batch) == 2 * N + 1 and read(batch)[f"{uid}_{N}_0"]["responses"].tolist() == [55]
+
+
 @pytest.mark.parametrize(
     "settings", [{"reflected_to_plain": False}, {"reflected_unless": "no word"}, {"outcome": "wrong"}]
 )
