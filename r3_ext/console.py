@@ -98,7 +98,10 @@ def closing_table(summary: dict) -> Table:
         dead = groups["all_correct"] + groups["all_wrong"]
         table.add_row("groups", f"{groups['total']:,}: {groups['mixed']:,} mixed, {dead:,} dead")
         rescued = f"{groups['rescued_by_replay']:,} by replay, {groups['ranked']:,} ranked"
-        table.add_row("dead groups rescued", f"{rescued}; {groups['still_dead']:,} still dead")
+        table.add_row(
+            "dead groups rescued",
+            f"{rescued}; {groups['still_dead']:,} still dead, {groups['still_wrong']:,} of them all wrong",
+        )
         if groups["no_signal"] is not None:
             table.add_row("groups without signal", f"{groups['no_signal']:,}")
         if groups["split"] is not None:

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 CUT = "metrics_cut.jsonl"
 """Rows of steps that a resumed run trained again."""
-GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
+GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
 
 
 def read_metrics(path: Path) -> list[dict]:

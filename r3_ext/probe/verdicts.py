@@ -4,7 +4,8 @@ A mechanism is worth what it adds to GRPO: groups that carry a signal, which the
 reach, the share of an epoch's groups that it turns from dead to live, and one rule: on where the whole interval of the
 reach lies at or above `MATTERS`, off where it lies below, else unclear, and then more problems may decide.
 
-    replay      a group of the second epoch is dead, and the history of one epoch holds an answer of the other outcome;
+    replay      a group of the second epoch is dead, and the history of one epoch holds an answer of the other outcome
+                that `replay.outcome` lets it draw;
                 with reflection on, also all wrong groups whose only right answer was born under reflection
     reflection  a hard problem has a right answer under reflection and none when it is asked again at equal generated
                 tokens, less the reverse. Where fewer than `LEAST` were asked, the share of hard problems bounds it
@@ -78,7 +79,9 @@ def overrides(found: dict[str, Verdict]) -> list[str]:
 def _replay(figures: dict[str, Figure], with_reflection: bool) -> Verdict:
     reach = figures["drawn_with_reflection" if with_reflection else "drawn"]
     right, wrong = percent(figures["drawn_right"]), percent(figures["drawn_wrong"])
-    reasons = [f"{percent(reach)} of the second epoch's groups are dead and find an answer of the other outcome"]
+    reasons = [
+        f"{percent(reach)} of the second epoch's groups are dead and find an answer that replay.outcome asks for"
+    ]
     reasons.append(f"all wrong, a right one stored: {right}; all right, a wrong one stored: {wrong}")
     if with_reflection:
         reasons.append(f"all wrong, a right one from reflection alone: {percent(figures['opened'])}")

@@ -108,13 +108,13 @@ def share(part: Reader, whole: Reader) -> Reader:
 
 
 def ledger(row: Row) -> list[float] | None:
-    """Mixed, rescued by replay, by ranking alone, still dead: adds up to groups/total."""
-    names = ("groups/mixed", "groups/rescued_by_replay", "groups/still_dead")
+    """Mixed, rescued by replay, by ranking alone, left all wrong, left all right: adds up to groups/total."""
+    names = ("groups/mixed", "groups/rescued_by_replay", "groups/still_dead", "groups/still_wrong")
     if dead(row) is None or any(name not in row for name in names):
         return None
-    mixed, replayed, left = (row[name] for name in names)
+    mixed, replayed, left, wrong = (row[name] for name in names)
     # groups/ranked counts groups that replay rescued as well.
-    return [mixed, replayed, dead(row) - left - replayed, left]
+    return [mixed, replayed, dead(row) - left - replayed, wrong, left - wrong]
 
 
 def rescued(row: Row) -> float | None:
@@ -127,7 +127,8 @@ LEDGER = (
     ("mixed from the start", "l0"),
     ("rescued by replay", "l1"),
     ("rescued by ranking alone", "l2"),
-    ("still dead: all right, or nothing was found", "l3"),
+    ("still dead: all wrong", "l3"),
+    ("still dead: all right", "l4"),
 )
 TOKENS = (
     ("plain prompts", "l1"),
@@ -394,7 +395,8 @@ SECTIONS = (
      "Trust a gain that leaves the shaded interval: 95 % over problems (bootstrap) for a single run, over seeds "
      "for several."),
     ("groups", "What became of the groups", add_groups,
-     "Every step's groups add up to the full height; those still dead at the top taught nothing of right and wrong."),
+     "Every step's groups add up to the full height; those still dead at the top taught nothing of right and wrong. "
+     "The all wrong are what R^3 is for; the all right it leaves alone, unless replay.outcome says otherwise."),
     ("lengths", "Length and truncation", _lines(*LENGTHS),
      "Longer or more truncated answers without better accuracy are the alarm, shorter ones at equal accuracy the "
      "promise; validation is the mean over benchmarks."),

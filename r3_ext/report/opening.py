@@ -282,20 +282,22 @@ def of_r3(arm: Arm) -> str:
     if last - first >= ACCURACY_RISE:
         equal = "gives both the same number of generated tokens, on several seeds"
         return f"train GRPO beside it before you trust the gain: `r3 study --arms grpo r3` {equal}"
-    return of_no_gain(arm, first, last, total(arm, get("groups/still_dead")) / groups if groups else 0)
+    return of_no_gain(arm, first, last, groups)
 
 
-def of_no_gain(arm: Arm, first: float, last: float, still_dead: float) -> str:
-    """still_dead: share of the groups that stayed dead."""
+def of_no_gain(arm: Arm, first: float, last: float, groups: int) -> str:
     run, truncated = arm.runs[0], change(arm, TRUNCATED)
+    dead, wrong = (total(arm, get(f"groups/still_{kind}")) / max(groups, 1) for kind in ("dead", "wrong"))
     limit, n = (int(setting(run, key)) for key in ("data.max_response_length", "actor_rollout_ref.rollout.n"))
     if limit and truncated and truncated[1] >= MANY_TRUNCATED:
         cut = f"{percent(truncated[1])} of them were cut off at the end, and accuracy did not rise"
         return f"allow longer answers, such as `data.max_response_length={2 * limit}`: {cut}"
     if last - first <= -ACCURACY_RISE:
         return f"{lower_rate(run)}, as accuracy fell"
-    if n and still_dead >= MANY_STILL_DEAD:
-        stayed = f"{percent(still_dead)} of the groups stayed dead, and more answers to a problem agree less often"
+    if dead - wrong >= MANY_STILL_DEAD:
+        return f"train on harder problems: {percent(dead - wrong)} of the groups were all right"
+    if n and wrong >= MANY_STILL_DEAD:
+        stayed = f"{percent(wrong)} of the groups stayed all wrong, and more answers to a problem agree less often"
         return f"generate more answers to each problem, `actor_rollout_ref.rollout.n={2 * n}`: {stayed}"
     return f"train longer, `{longer(run)}`: accuracy has neither risen nor fallen by a point"
 

@@ -49,8 +49,9 @@ ARMS = {
     "no_isr": Arm("R^3 without ISR", "r3", _only("ccr", "serr")),
     "no_serr": Arm("R^3 without SERR", "r3", _only("ccr", "isr")),
     "whole": Arm("R^3, every row of a rescued group trained by eq. (3)", "r3", _replay(trains="all")),
-    "both": Arm("the same, failures replayed, too", "r3", _replay(trains="all", outcome="both")),
-    "failures": Arm("the same, failures replayed only", "r3", _replay(trains="all", outcome="wrong")),
+    "both": Arm("R^3, every row trained, failures replayed, too", "r3", _replay(trains="all", outcome="both")),
+    "failures": Arm("R^3, every row trained, failures replayed only", "r3", _replay(trains="all", outcome="wrong")),
+    "next_epoch": Arm("R^3, only stored answers replayed", "r3", _replay(same_step="False")),
     "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
     "wrong_content": Arm("+CCR with answers to other problems", "r3", (*_only("ccr"), *_replay(other_queries="True"))),
     "serr_literal": Arm(

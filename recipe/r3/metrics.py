@@ -24,7 +24,10 @@ from transfer_queue import KVBatchMeta
 from .history import PLAIN, REFLECTION
 from .replay_buffer import dead_outcome, groups_of, is_fresh
 
-LEDGER = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "no_signal")
+LEDGER = (
+    *("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong"),
+    "no_signal",
+)
 
 
 def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str, int]:
@@ -32,6 +35,7 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
 
     total = mixed + all_correct + all_wrong. A dead group (all_correct or all_wrong) is rescued_by_replay when it
     holds a replayed row, ranked when the ranking gave its rows unequal rewards (it can be both), else still_dead.
+    still_wrong are those of still_dead that are all wrong: with `replay.outcome=correct` nothing is to rescue the rest.
 
     Dead says that all answers are equally correct, no_signal that all rows have one reward, so that nothing is
     learned from them: with a length bonus, an all-correct group of unequal lengths is dead and trains to be short.
@@ -56,7 +60,9 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
         spread = len(set(ranked.get(uid, []))) > 1
         ledger[f"{prefix}/rescued_by_replay"] += bool(replayed)
         ledger[f"{prefix}/ranked"] += spread
-        ledger[f"{prefix}/still_dead"] += not (replayed or spread)
+        is_left = not (replayed or spread)
+        ledger[f"{prefix}/still_dead"] += is_left
+        ledger[f"{prefix}/still_wrong"] += is_left and not outcome
     return ledger
 
 
@@ -96,7 +102,7 @@ def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
 
 
 class DeadGroupAlarm:
-    """Warns once after `patience` steps in a row that had dead groups and rescued none; 0 never warns."""
+    """Warns once after `patience` steps in a row that had all wrong groups and rescued no group; 0 never warns."""
 
     def __init__(self, patience: int):
         self.patience = patience
@@ -108,11 +114,11 @@ class DeadGroupAlarm:
         rescued = dead - ledger["groups/still_dead"]
         if rescued:
             self.steps = 0
-        elif dead:
+        elif ledger["groups/all_wrong"]:
             self.steps += 1
         if self.patience and self.steps == self.patience:
             return (
-                f"{self.patience} steps with dead groups and none rescued: replay finds opposing samples from the "
+                f"{self.patience} steps with all wrong groups and none rescued: replay finds right answers from the "
                 "second epoch on; if this is one already, check reward_extra_info.acc and algorithm.r3.*.enable"
             )
         return None

@@ -132,9 +132,9 @@ class ReplayConfig(BaseConfig):
     reflected_unless: str | None = ATTEMPT_WORDS
     """[U] ... unless this regular expression, without regard to case, finds something in its text: the plain prompt
     holds no attempt that could be spoken of. None: whatever the text says."""
-    same_step: bool = False
+    same_step: bool = True
     """[U] An answer born under reflection may also be replayed in the step that finds it, where the history holds none
-    for the query. Algorithm 1 stores it first, so that it is replayed an epoch later."""
+    for the query. Algorithm 1 stores it after replaying, so that it waits for the next epoch, or for ever."""
 
     def __post_init__(self):
         require(_is_count(self.k, 1), "replay.k", "be at least 1 (replay.enable=False turns replay off)", self.k)

@@ -29,10 +29,11 @@ R3 = {
 GRPO = R3 | {"trainer.v1.trainer_mode": "baseline"}
 
 
-def step(number, dead=10, left=4, **extra):
-    """16 groups, of the dead ones all but `left` rescued, one of these by ranking alone."""
+def step(number, dead=10, left=4, wrong=0, **extra):
+    """16 groups, of the dead ones all but `left` rescued, one of these by ranking alone; `wrong` of those all wrong."""
     row = {"step": number, "training/global_step": number, "training/epoch": (number - 1) // 2}
     groups = {"total": 16, "mixed": 16 - dead, "all_correct": dead, "all_wrong": 0, "still_dead": left}
+    groups["still_wrong"] = wrong
     groups["rescued_by_replay"] = max(0, dead - left - 1)
     counts = {f"groups/{name}": value for name, value in groups.items()}
     return row | counts | {"reflection/prompts": 3, "reflection/solved": 2} | extra
@@ -104,14 +105,16 @@ def test_a_single_step_with_a_single_dead_group_is_told_in_the_singular():
 
 
 def test_all_groups_dead_and_none_rescued():
-    rows = rows_of([0.0, 0.0], dead=16, left=16, **{"reflection/prompts": 0, "reflection/solved": 0})
+    rows = rows_of([0.0, 0.0], dead=16, left=16, wrong=16, **{"reflection/prompts": 0, "reflection/solved": 0})
     happened, did, try_next = said(run_of(rows))
     assert "went from 0 % to 0 %" in happened
     assert did == (
         "64 of 64 groups of answers to one problem were dead, that is all right or all wrong: R^3 rescued none of "
         "them, and no problem was asked again with a reflection prompt."
     )
-    assert "`actor_rollout_ref.rollout.n=8`: 100 % of the groups stayed dead" in try_next
+    assert "`actor_rollout_ref.rollout.n=8`: 100 % of the groups stayed all wrong" in try_next
+    rows = rows_of([0.9, 0.9], dead=16, left=16, wrong=4)
+    assert said(run_of(rows))[2] == "Train on harder problems: 75 % of the groups were all right."
 
 
 def test_no_dead_group_leaves_nothing_to_rescue():
@@ -204,7 +207,7 @@ def test_a_folder_with_blanks_is_quoted_for_the_shell():
 @pytest.mark.parametrize(
     ("accuracies", "of_step", "config", "advice"),
     [
-        ((0.5, 0.505), {"left": 8}, {}, "actor_rollout_ref.rollout.n=8"),
+        ((0.5, 0.505), {"left": 8, "wrong": 8}, {}, "actor_rollout_ref.rollout.n=8"),
         (
             (0.5, 0.505),
             {"left": 4},
@@ -261,7 +264,7 @@ def test_every_override_that_is_advised_can_be_set(profile):
         values[key] = node
     cases = [
         ([0.5], {}, {}),
-        ([0.5, 0.5], {"left": 8}, {}),
+        ([0.5, 0.5], {"left": 8, "wrong": 8}, {}),
         ([0.5, 0.4], {}, {}),
         ([0.5, 0.5], {"fresh/truncated/mean": 0.5}, {}),
         ([0.5, 0.5], {}, {}),

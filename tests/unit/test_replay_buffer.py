@@ -137,6 +137,7 @@ def test_ledger_counts_each_group_once_and_every_way_out_of_death():
         "groups/rescued_by_replay": 2,
         "groups/ranked": 2,
         "groups/still_dead": 2,
+        "groups/still_wrong": 1,
         "groups/no_signal": 2,
     }
     assert not any(count for name, count in ledger.items() if name.startswith("reflection/"))
@@ -173,8 +174,8 @@ def test_reflection_groups_have_a_ledger_of_their_own():
     batch = make_meta({"plain": [RIGHT, WRONG], "dead": [reflected] * 2, "rescued": [reflected, reflected, rescuer]})
     ledger = group_ledger(batch, ranked={})
     assert ledger["groups/total"] == 1
-    names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead")
-    assert [ledger[f"reflection/groups/{name}"] for name in names] == [2, 0, 0, 2, 1, 0, 1]
+    names = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
+    assert [ledger[f"reflection/groups/{name}"] for name in names] == [2, 0, 0, 2, 1, 0, 1, 1]
 
 
 # the series
@@ -239,11 +240,17 @@ def ledger_of(dead: int, rescued: int) -> dict:
     return {"groups/all_correct": 0, "groups/all_wrong": dead, "groups/still_dead": dead - rescued}
 
 
+def test_groups_that_are_all_right_alone_sound_no_alarm():
+    alarm = DeadGroupAlarm(patience=2)
+    right = {"groups/all_correct": 4, "groups/all_wrong": 0, "groups/still_dead": 4}
+    assert [alarm.update(right) for _ in range(4)] == [None] * 4
+
+
 def test_the_alarm_sounds_once_after_steps_with_dead_groups_and_no_rescue():
     alarm = DeadGroupAlarm(patience=3)
     warnings = [alarm.update(ledger_of(dead=2, rescued=0)) for _ in range(6)]
     assert [bool(warning) for warning in warnings] == [False, False, True, False, False, False]
-    assert warnings[2].startswith("3 steps with dead groups and none rescued")
+    assert warnings[2].startswith("3 steps with all wrong groups and none rescued")
 
 
 def test_a_rescue_starts_the_count_again_and_a_step_without_dead_groups_does_not_count():

@@ -24,7 +24,7 @@ HOSTILE = "<img src=x onerror=alert(1)>&\"'$x_{1}$\x00\x1b[31m\ud800"
 def training_row(step, **extra):
     """A row of R^3: 8 groups, 3 mixed, 4 of 5 dead ones rescued, one of these by ranking alone and one by both."""
     groups = {"total": 8, "mixed": 3, "all_correct": 2, "all_wrong": 3}
-    groups |= {"rescued_by_replay": 3, "ranked": 2, "still_dead": 1}
+    groups |= {"rescued_by_replay": 3, "ranked": 2, "still_dead": 1, "still_wrong": 0}
     return {
         "step": step,
         "training/global_step": step,
@@ -65,7 +65,12 @@ def noisy_rows(seed, steps):
         correct, wrong, replayed, left = rng.integers([0, 0, 0, 0], [40, 40, 20, 10])
         dead = int(correct + wrong + replayed + left)
         row = training_row(step, **{"groups/all_correct": dead, "groups/all_wrong": 0, "groups/total": 128})
-        row |= {"groups/mixed": 128 - dead, "groups/rescued_by_replay": int(replayed), "groups/still_dead": int(left)}
+        row |= {
+            "groups/mixed": 128 - dead,
+            "groups/rescued_by_replay": int(replayed),
+            "groups/still_dead": int(left),
+            "groups/still_wrong": 0,
+        }
         names = ("actor/entropy", "fresh/score/mean", "replay/age/mean", "replay/ratio/p99", "replay/ratio/p01")
         row |= {name: float(value) for name, value in zip(names, rng.lognormal(size=len(names)), strict=True)}
         row |= {f"other/{number}": float(rng.random()) for number in range(100)}

@@ -135,12 +135,22 @@ def test_truncated_means_full_length_without_an_end_token(reward_worker):
     assert score(reward_worker, "stopped early", 5, ended=False)["reward_extra_info"]["truncated"] == 0
 
 
+def write_function(folder, *body: str) -> str:
+    """The override that names a reward function with that body."""
+    lines = [
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):",
+        *(f"    {line}" for line in body),
+    ]
+    (folder / "mine.py").write_text("\n".join(lines))
+    return f"reward.custom_reward_function.path={folder / 'mine.py'}"
+
+
 def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenizer, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-                    "    if solution_str == 'bad': raise ValueError(solution_str)\n"
-                    "    return {'score': len(solution_str) / 8, 'acc': solution_str == ground_truth}\n")  # fmt: skip
-    named = f"reward.custom_reward_function.path={file}"
+    named = write_function(
+        tmp_path,
+        "if solution_str == 'bad': raise ValueError(solution_str)",
+        "return {'score': len(solution_str) / 8, 'acc': solution_str == ground_truth}",
+    )
     r3 = make_worker(
         *(tokenizer, named, "+algorithm.r3={correct_from: 1.0}", "+reward.reward_kwargs={length_bonus: false}"), *OWN
     )
@@ -161,11 +171,7 @@ def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenize
 
 def test_a_reward_function_means_the_same_under_each_manager(tokenizer, tmp_path):
     """What it returns is the response; verl's dapo takes a penalty of it for being overlong."""
-    file = tmp_path / "mine.py"
-    file.write_text("import numpy as np\n"
-                    "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-                    "    return eval(solution_str)\n")  # fmt: skip
-    named = f"reward.custom_reward_function.path={file}"
+    named = write_function(tmp_path, "import numpy as np", "return eval(solution_str)")
     overlong = "overlong_buffer_cfg: {enable: true, len: 64, penalty_factor: 0.5, log: false}, max_resp_len: 64"
     workers = [
         make_worker(tokenizer, named, *settings)

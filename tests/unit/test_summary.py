@@ -30,6 +30,7 @@ def row(step, score, **extra):
         "actor/grad_norm": 0.3,
         "timing_s/step": float(step),
         "groups/still_dead": 0,
+        "groups/still_wrong": 0,
         **{f"groups/{name}": count for name, count in ledger.items()},
         **extra,
     }
