@@ -3,6 +3,7 @@
     r3 study                                    the default arms, five seeds, on this machine's profile
     r3 study --arms grpo r3 --seeds 0 1 2       some of them
     r3 study --plan FILE [--only NAME ...]      the experiments of a plan, and the verdict on each of its hypotheses
+    r3 study --plan FILE --seeds 13 14          only these of its worlds: another machine takes the others
     r3 study --summarise                        tables and figures of what there is, without training
 
 A cell (one arm, one seed) is an ordinary `r3 run` in OUT/ARM/seed_N, of a plan in OUT/FOLDER/ARM/seed_N. On the
@@ -59,7 +60,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     names = "\n".join(f"  {name:<12}{arm.title}" for name, arm in arms.ARMS.items())
     parser.add_argument("--arms", nargs="+", choices=arms.ARMS, metavar="ARM", help=names)
-    parser.add_argument("--seeds", nargs="+", type=int, help="default: 0 1 2 3 4")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="default: 0 1 2 3 4; with --plan its own, or of them only these"
+    )
     parser.add_argument("--tokens", type=int, help="budget of generated tokens of a cell (default: 60,000)")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"))
     parser.add_argument("--world", help="what the cells' worlds have in common, such as mistaken=0,stuck=0")
@@ -70,12 +73,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--summarise", action="store_true", help="train nothing")
     parser.add_argument("overrides", nargs="*", help="hydra overrides for every cell")
     args = parser.parse_intermixed_args(argv)
-    given = [f"--{name}" for name in FREE if getattr(args, name) is not None] + args.overrides
+    given = [f"--{name}" for name in FREE if name != "seeds" and getattr(args, name) is not None] + args.overrides
     if args.plan and given:
         parser.error(f"{given[0]} is what --plan says: leave one of them out")
     if args.only and not args.plan:
         parser.error("--only names experiments of a plan: give --plan")
-    args.tuned, args.is_tuned = {}, False
+    args.tuned, args.is_tuned, args.worlds = {}, False, args.seeds
     for name, value in FREE.items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     if args.tokens < 1:
@@ -148,7 +151,8 @@ def studies_of(args: argparse.Namespace, design: Design) -> list[argparse.Namesp
     """The arguments of each experiment; to be summarised, of those that have begun.
 
     Raises:
-        ValueError: --only names none of them, nothing has begun, or the tuning of one is not complete.
+        ValueError: --only names none of them, --seeds leaves none of their worlds, nothing has begun, or the tuning of
+            one is not complete.
     """
     names = [experiment.name for experiment in design.experiments]
     if unknown := sorted(set(args.only or ()) - set(names)):
@@ -158,13 +162,17 @@ def studies_of(args: argparse.Namespace, design: Design) -> list[argparse.Namesp
         out = args.out / chosen.folder
         if args.summarise and not out.exists():
             continue
-        if args.only is None or chosen.name in args.only:
-            values = {name: getattr(chosen, name) for name in ("arms", "seeds", "tokens", "world")}
-            values |= {"out": out, "overrides": [*chosen.overrides], "is_tuned": chosen.tuned}
+        seeds = [seed for seed in chosen.seeds if args.worlds is None or seed in args.worlds]
+        if seeds and (args.only is None or chosen.name in args.only):
+            values = {name: getattr(chosen, name) for name in ("arms", "tokens", "world")}
+            values |= {"out": out, "seeds": seeds, "overrides": [*chosen.overrides], "is_tuned": chosen.tuned}
             studies.append(argparse.Namespace(**vars(args) | values))
     if args.only and not args.summarise and not set(design.tuning.candidates if design.tuning else ()) & set(args.only):
         for study in studies:
             tune(study, design)
+    if not studies and not args.summarise:
+        seeds = " ".join(map(str, args.worlds))
+        raise ValueError(f"--seeds {seeds}: none of them is a world of {' or '.join(args.only or ['this plan'])}")
     if not studies:
         raise ValueError(f"{args.out} holds no experiment of {args.plan}; --out names its folder")
     return studies

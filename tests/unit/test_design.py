@@ -247,13 +247,27 @@ def test_what_a_plan_says_is_not_said_again(option, tmp_path, capsys):
 def test_experiments_are_studies_of_their_own(tmp_path):
     args = command.parse(["--plan", str(written(tmp_path)), "--out", str(tmp_path), "--only", "neutral", "more"])
     more, neutral = command.studies_of(args, read_design(args.plan))
-    assert (more.out, more.arms, more.seeds, more.world) == (tmp_path / "main", ("dapo",), (0, 1), "")
+    assert (more.out, more.arms, more.seeds, more.world) == (tmp_path / "main", ("dapo",), [0, 1], "")
     told = command.cell_command(neutral, "embedded", "r3", 2)
     assert told[told.index("--world") + 1] == "mistaken=0,seed=2" and told[told.index("--until-tokens") + 1] == "50"
     assert told[-1] == "data.seed=1" and neutral.out == tmp_path / "neutral"
     args.only = ["mian"]
     with pytest.raises(ValueError, match="--only mian: .* has the experiments main, more, neutral"):
         command.studies_of(args, read_design(args.plan))
+
+
+def test_a_machine_may_take_some_worlds_of_a_plan(tmp_path, capsys):
+    plan = ["--plan", str(written(tmp_path)), "--out", str(tmp_path / "out")]
+    args = command.parse([*plan, "--seeds", "1", "2", "7"])
+    design = read_design(args.plan)
+    whole = command.studies_of(command.parse(plan), design)
+    found = {(study.out.name, study.arms): study.seeds for study in command.studies_of(args, design)}
+    assert found == {
+        (study.out.name, study.arms): left for study in whole if (left := [s for s in study.seeds if s in (1, 2)])
+    }
+    assert found and any(set(study.seeds) - {1, 2} for study in whole)
+    assert command.main([*plan, "--seeds", "7", "8"]) == 2
+    assert "--seeds 7 8: none of them is a world of this plan" in capsys.readouterr().out
 
 
 def record(folder, ends, *arms):
