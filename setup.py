@@ -44,7 +44,7 @@ setup(
     version="0.1.0",
     description="R^3 (replay, reflection and ranking rewards, arXiv 2601.19620) on verl's v1 trainer",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.11,<3.13",
     packages=find_namespace_packages(include=["recipe.*", "r3_ext", "r3_ext.*"]),
     package_data={"recipe.r3": ["config/**/*.yaml", "*.md", "*.txt"], "r3_ext": ["**/*.yaml", "report/page.*"]},
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST},

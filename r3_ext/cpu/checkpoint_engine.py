@@ -65,7 +65,7 @@ class RayCheckpointEngine(CheckpointEngine):
         """Raises TimeoutError when nothing was sent for `weight_sync.DEADLINE_S`."""
         try:
             weights = await asyncio.wait_for(self._arrived.get(), weight_sync.DEADLINE_S)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             limit = f"{weight_sync.DEADLINE_S:g} s"
             raise TimeoutError(f"the trainer has sent no weights to this rollout worker for {limit}") from error
         for item in weights.items():

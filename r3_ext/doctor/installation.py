@@ -36,8 +36,8 @@ def installed_version(name: str) -> str | None:
 
 def check_python(config: DictConfig | None = None) -> list[Finding]:
     found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
-        return [Finding(FAIL, "python", found, "verl 0.9.1 needs Python 3.10, 3.11 or 3.12; then " + INSTALL)]
+    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+        return [Finding(FAIL, "python", found, "needed is Python 3.11 or 3.12; then " + INSTALL)]
     if platform.system() != "Linux":
         return [Finding(FAIL, "python", found, "vLLM needs Linux")]
     return [Finding(OK, "python", found)]

@@ -350,6 +350,9 @@ def validate_r3_config(config: DictConfig) -> R3Config:
         ValueError: the message names the keys, the values and the way out.
     """
     r3 = load_r3_config(config)
+    strategy = config.actor_rollout_ref.actor.strategy
+    if strategy not in ("fsdp", "fsdp2"):  # Others have other keys than those that are read below.
+        raise ValueError(f"actor_rollout_ref.actor.strategy: R^3 trains with fsdp or fsdp2, got {strategy!r}")
     for key, ok, message in _combinations(config, r3):
         if not ok:
             raise ValueError(f"{key}: {message}")
@@ -458,6 +461,11 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "actor_rollout_ref.rollout.multi_turn.enable",
             not OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.enable"),
             "R^3 stores and replays answers of one turn; set it to False",
+        ),
+        (
+            "actor_rollout_ref.rollout.agent.default_agent_loop",
+            rollout.agent.default_agent_loop != "tool_agent",
+            "R^3 stores and replays answers of one turn; set it to single_turn_agent",
         ),
         (
             "algorithm.r3.replay.correction",

@@ -226,7 +226,7 @@ class CrossContextReplayMixin:
     def _describe(self, batch: KVBatchMeta, step: int) -> tuple[KVBatchMeta, list[Sample], list[tuple[str, str]]]:
         """The batch without its aborted rows, every row tagged with what the later stages read; the samples to store;
         (query_id, variant) of the attempts that left none."""
-        fields = ["query_id", "responses", "rm_scores", "extra_fields", "rollout_log_probs"]
+        fields = ["query_id", "responses", "response_mask", "rm_scores", "extra_fields", "rollout_log_probs"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         samples, unfinished, kept, aborted, failed = [], [], [], [], {}
         for key, tag, row in zip(batch.keys, batch.tags, rows_of(data), strict=True):
@@ -235,6 +235,12 @@ class CrossContextReplayMixin:
                 aborted.append(key)
                 unfinished.append((query_id, variant))
                 continue
+            if not row["response_mask"].all():
+                raise ValueError(
+                    f"answer {key} holds tokens that the model did not write: R^3 stores and replays answers of one "
+                    "turn, so name no agent loop of several turns in the column agent_name or in "
+                    "actor_rollout_ref.rollout.agent.default_agent_loop"
+                )
             kept.append(key)
             tag.update(self.reading.tag(row, query_id), versions=versions_of(tag))
             if "reward_error" in tag:

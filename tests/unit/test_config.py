@@ -273,6 +273,11 @@ COMBINATIONS = [
         "actor_rollout_ref.rollout.n=3 answers",
     ),
     ({"actor_rollout_ref.rollout.multi_turn.enable": True}, "actor_rollout_ref.rollout.multi_turn.enable: "),
+    (
+        {"actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent"},
+        "actor_rollout_ref.rollout.agent.default_agent_loop: .*set it to single_turn_agent",
+    ),
+    ({"actor_rollout_ref.actor.strategy": "megatron"}, "actor_rollout_ref.actor.strategy: R.3 trains with fsdp or"),
     ({"actor_rollout_ref.actor.shuffle": True}, "actor_rollout_ref.actor.shuffle: .*set it to False"),
     (
         {"actor_rollout_ref.rollout.prompt_length": 511},

@@ -267,6 +267,12 @@ def test_patience_zero_never_warns():
 # rows
 
 
+def test_answers_of_several_turns_end_the_run(make_buffer):
+    write_group("q", ("wrong", "turns", *["right"] * (N - 2)), step=1)
+    with pytest.raises(ValueError, match="holds tokens that the model did not write: .* answers of one turn"):
+        make_buffer().sample(1, "train", 1)
+
+
 def test_stored_log_probs_that_are_not_finite_count_as_unknown():
     row = replayed_row(make_row(), sample := stored(log_probs=(-0.1, float("-inf"), -0.2, -0.3)), session=4)
     assert replayed_tag(make_tag(False), sample, row, step=5)["stored_log_probs"] is False
@@ -496,10 +502,10 @@ def write_group(
     versions=None,
     wrong=0.0,
 ) -> str:
-    """A prompt with one trajectory per outcome ("right", "wrong", "cut", "failed" or "aborted"); returns its uid.
+    """A prompt with one trajectory per outcome (right, wrong, cut, failed, aborted, turns); returns its uid.
 
     Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
-    failed: the reward function failed. wrong: score of wrong answers.
+    failed: the reward function failed. turns: its first token is not the model's. wrong: score of wrong answers.
     versions: the first and the last step whose weights wrote it.
     """
     uid = uid + str(uuid.uuid4())
@@ -511,7 +517,7 @@ def write_group(
         output = AgentLoopOutput(
             prompt_ids=[7, 8, 9],
             response_ids=[100 * step + session] * size,
-            response_mask=[1] * size,
+            response_mask=[int(outcome != "turns")] + [1] * (size - 1),
             response_logprobs=[-0.25] * size if log_probs else None,
             reward_score=1.9 - session / 10 if right else wrong * judged,
             num_turns=2,
