@@ -82,7 +82,7 @@ def _replay(figures: dict[str, Figure], with_reflection: bool) -> Verdict:
     reasons = [
         f"{percent(reach)} of the second epoch's groups are dead and find an answer that replay.outcome asks for"
     ]
-    reasons.append(f"all wrong, a right one stored: {right}; all right, a wrong one stored: {wrong}")
+    reasons.append(f"outcome=correct (all wrong, a right one stored): {right}; wrong, the reverse: {wrong}; both, both")
     if with_reflection:
         reasons.append(f"all wrong, a right one from reflection alone: {percent(figures['opened'])}")
     return Verdict(by_reach(reach), reasons)

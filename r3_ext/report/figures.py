@@ -117,10 +117,16 @@ def ledger(row: Row) -> list[float] | None:
     return [mixed, replayed, dead(row) - left - replayed, wrong, left - wrong]
 
 
-def rescued(row: Row) -> float | None:
-    """Dead groups that got a signal back, by replay, ranking or both."""
+def rescued_wrong(row: Row) -> float | None:
+    """All wrong groups that got a signal back, by replay, ranking or both."""
     parts = ledger(row)
-    return parts and parts[1] + parts[2]
+    return parts and row["groups/all_wrong"] - parts[3]
+
+
+def rescued_right(row: Row) -> float | None:
+    """The same of all right groups: none with `replay.outcome=correct`."""
+    parts = ledger(row)
+    return parts and row["groups/all_correct"] - parts[4]
 
 
 LEDGER = (
@@ -142,7 +148,8 @@ TRUNCATED = get("fresh/truncated/mean", "response_length/clip_ratio")
 LENGTH = get("response_length/mean", "fresh/response_length/mean")
 ACCURACY = get("fresh/acc/mean")
 SECONDS = get("timing_s/step")
-DEAD_SHARE, RESCUED_SHARE = share(dead, TOTAL), share(rescued, dead)
+DEAD_SHARE = share(dead, TOTAL)
+RESCUED = share(rescued_wrong, get("groups/all_wrong")), share(rescued_right, get("groups/all_correct"))
 
 DYNAMICS = (
     Lines("Solve-all", "share of groups", (share(get("groups/all_correct"), TOTAL),)),
@@ -150,7 +157,7 @@ DYNAMICS = (
     Lines("Mean reward", "reward", (reward_of,)),
     Lines("Policy entropy", "nats per token", (get("actor/entropy"),)),
 )
-GROUPS = (Lines("Dead groups rescued", "share of dead groups", (RESCUED_SHARE,)),)
+GROUPS = (Lines("Dead groups rescued", "share of their kind", RESCUED, ("all wrong", "all right")),)
 WAITING = get("groups/outstanding"), get("reflection/groups/outstanding")
 IN_FLIGHT = (Lines("Groups in flight or waiting", "after a step's last batch", WAITING, ("plain", "reflection")),)
 """Of the asynchronous modes."""

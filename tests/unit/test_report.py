@@ -204,8 +204,9 @@ def test_a_config_that_stands_for_more_than_memory_holds_is_a_remark(tmp_path):
 
 def test_the_ledger_adds_up_to_all_groups_though_some_are_both_replayed_and_ranked():
     assert figures.ledger(training_row(1)) == [3, 3, 1, 0, 1]
-    assert figures.RESCUED_SHARE(training_row(1)) == pytest.approx(4 / 5)
-    assert figures.RESCUED_SHARE(training_row(1, **{"groups/all_correct": 0, "groups/all_wrong": 0})) is None
+    # Of three all wrong none is left, of two all right one.
+    assert [share(training_row(1)) for share in figures.RESCUED] == [1, 1 / 2]
+    assert figures.RESCUED[0](training_row(1, **{"groups/all_wrong": 0, "groups/all_correct": 5})) is None
 
 
 @pytest.mark.parametrize("by", ["step", "tokens"])
