@@ -63,8 +63,9 @@ class WatchingSocket(zmq.Socket):
         poller.register(self, zmq.POLLIN)
         poller.register(self.hang_ups, zmq.POLLIN)
         ready = dict(poller.poll(DEADLINE_S * 1000))
-        # The receiver closes its socket after the last acknowledgement: the message counts, if there is one.
-        if self in ready:
+        # The receiver closes its socket after the last acknowledgement: the message counts, if there is one. zmq looks
+        # at one socket after the other, and both may come after its look at the first. A hang-up never comes first.
+        if self in ready or self.poll(0):
             return super().recv(*args, **kwargs)
         if ready:
             raise ConnectionError("vLLM's weight receiver ended without acknowledging the weights")
