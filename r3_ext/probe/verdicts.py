@@ -1,4 +1,8 @@
-"""On, off or unclear: the rule for each mechanism, written before the first world was probed.
+"""On, off or unclear: the rule for each mechanism.
+
+The first rule, written before the first world was probed, asked for reach and foresight alone and said on nearly
+everywhere; R^3 gained in half of those worlds (examples/results/probe_first_rule). This is the second, written after
+worlds 13 and 14 were trained: what GRPO's own mixed groups teach as well is not enough for on.
 
 A mechanism is worth what it adds to GRPO: groups that carry a signal, which they would not without it. So each has a
 reach, the share of an epoch's groups that it turns from dead to live, and one rule: on where the whole interval of the
@@ -6,12 +10,14 @@ reach lies at or above `MATTERS`, off where it lies below, else unclear, and the
 
     replay      a group of the second epoch is dead, and the history of one epoch holds an answer of the other outcome
                 that `replay.outcome` lets it draw;
-                with reflection on, also all wrong groups whose only right answer was born under reflection
+                with reflection on, also all wrong groups whose only right answer was born under reflection. On only if
+                these alone reach as far: the others came in groups that were mixed, which GRPO learned from
     reflection  a hard problem has a right answer under reflection and none when it is asked again at equal generated
                 tokens, less the reverse. Where fewer than `LEAST` were asked, the share of hard problems bounds it
     ranking     a group is all wrong and two of its answers are cut off. On only if the order of the ranking foresees
                 which cut-off answers become right (`r3 eval rank`): a wrong order teaches wrong things, and off where
-                the foresight is too small to matter
+                the foresight is too small to matter. On only if such groups outnumber the mixed ones, in which GRPO
+                sees cut-off answers fail beside others that do not
 """
 
 from dataclasses import dataclass
@@ -83,9 +89,13 @@ def _replay(figures: dict[str, Figure], with_reflection: bool) -> Verdict:
         f"{percent(reach)} of the second epoch's groups are dead and find an answer that replay.outcome asks for"
     ]
     reasons.append(f"outcome=correct (all wrong, a right one stored): {right}; wrong, the reverse: {wrong}; both, both")
+    opened = figures["opened"]
     if with_reflection:
-        reasons.append(f"all wrong, a right one from reflection alone: {percent(figures['opened'])}")
-    return Verdict(by_reach(reach), reasons)
+        reasons.append(f"all wrong, a right one from reflection alone: {percent(opened)}")
+    verdict = by_reach(reach)
+    if verdict == ON and not (with_reflection and by_reach(opened) == ON):
+        return Verdict(UNCLEAR, [*reasons, "most right ones came in mixed groups, which GRPO learns from, too"])
+    return Verdict(verdict, reasons)
 
 
 def _reflection(figures: dict[str, Figure], asked: int) -> Verdict:
@@ -117,4 +127,9 @@ def _ranking(figures: dict[str, Figure], foresight: dict | None) -> Verdict:
     )
     if auc[2] < INFORMED:
         return Verdict(OFF, [*reasons, "the order says too little, or the wrong thing"])
-    return Verdict(verdict if auc[1] > CHANCE else UNCLEAR, reasons)
+    if auc[1] <= CHANCE:
+        return Verdict(UNCLEAR, reasons)
+    mixed = figures["mixed"]
+    if verdict == ON and reach[1] <= mixed[2]:
+        return Verdict(UNCLEAR, [*reasons, f"{percent(mixed)} are mixed, and teach GRPO not to be cut off, too"])
+    return Verdict(verdict, reasons)

@@ -266,7 +266,11 @@ def test_a_verdict_is_where_the_whole_interval_lies():
 def figures_of(**changes) -> dict:
     names = "hard drawn drawn_right drawn_wrong drawn_with_reflection opened rankable".split()
     named = {**dict.fromkeys(names, YES), **{f"reflection/{name}": YES for name in ("solved", "solved_again", "gain")}}
-    return named | {"reflection/reach": YES} | {name.replace("__", "/"): value for name, value in changes.items()}
+    return (
+        named
+        | {"reflection/reach": YES, "mixed": NO}
+        | {name.replace("__", "/"): value for name, value in changes.items()}
+    )
 
 
 def foresight(low: float, high: float, problems: int = 20) -> dict:
@@ -284,11 +288,15 @@ def foresight(low: float, high: float, problems: int = 20) -> dict:
         ({}, 20, None, "on on unclear"),
         ({"rankable": [0.1, 0.04, 0.2]}, 20, foresight(0.6, 0.8), "on on unclear"),
         ({"reflection__reach": NO, "drawn": NO}, 20, None, "off off unclear"),
-        ({"reflection__reach": NO, "drawn": YES, "drawn_with_reflection": NO}, 20, None, "on off unclear"),
+        # Without reflection all that is drawn came in mixed groups; with it, all but what it opened.
+        ({"reflection__reach": NO, "drawn": YES, "drawn_with_reflection": NO}, 20, None, "unclear off unclear"),
+        ({"opened": NO}, 20, None, "unclear on unclear"),
+        # As many mixed groups teach GRPO the same as the ranked ones.
+        ({"mixed": YES}, 20, foresight(0.6, 0.8), "on on unclear"),
         # What reflection finds is drawn by replay, where reflection is on.
         ({"drawn": NO}, 20, None, "on on unclear"),
-        ({"hard": NO}, verdicts.LEAST - 1, None, "on off unclear"),
-        ({"hard": YES}, verdicts.LEAST - 1, None, "on unclear unclear"),
+        ({"hard": NO}, verdicts.LEAST - 1, None, "unclear off unclear"),
+        ({"hard": YES}, verdicts.LEAST - 1, None, "unclear unclear unclear"),
     ],
 )
 def test_the_rule(changes, asked, seen, expected):
@@ -297,12 +305,12 @@ def test_the_rule(changes, asked, seen, expected):
 
 
 def test_the_overrides_are_those_of_what_is_decided_and_compose():
-    found = verdicts.judge(figures_of(rankable=NO), 3, None)
-    assert verdicts.overrides(found) == ["algorithm.r3.replay.enable=True", "algorithm.r3.ranking.enable=False"]
+    found = verdicts.judge(figures_of(rankable=NO, opened=NO), 20, None)
+    assert verdicts.overrides(found) == ["algorithm.r3.reflection.enable=True", "algorithm.r3.ranking.enable=False"]
     from r3_ext.config import compose_config
 
     config = compose_config(["+profile=embedded", "+method=r3", *verdicts.overrides(found)])
-    assert (config.algorithm.r3.replay.enable, config.algorithm.r3.ranking.enable) == (True, False)
+    assert (config.algorithm.r3.reflection.enable, config.algorithm.r3.ranking.enable) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`r3 study`: figures at equal tokens by hand, arms that differ where they mean to, cells that are complete or not."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -18,6 +19,8 @@ from r3_ext import launch, run_folder
 from r3_ext.cpu import warm_start
 from r3_ext.launch import ROOT
 from r3_ext.study import arms, command, figure, outcome
+from r3_ext.study.design import read_design
+from r3_ext.study.hypotheses import contrast_values, worlds_of
 from r3_ext.summary import summarise
 
 CURVE = (np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.4, 0.3]))
@@ -305,6 +308,34 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
     assert command.main(["--plan", str(plan), "--summarise", "--out", str(out)]) == 0
     for file in made:
         assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
+
+
+def test_the_texts_say_what_the_record_of_the_worlds_says():
+    design = read_design(PLANS / "worlds.yaml")
+    curves = command.recorded_curves(RESULTS / "worlds", design)
+    told = (RESULTS / "worlds" / "README.md").read_text()
+    rows = {
+        "| default (13, 14, 15) |": {"main/r3": 1, "main/grpo": -1},
+        "| `mistaken=0.4` (13, 14) |": {"mistaken_0.4/r3": 1, "mistaken_0.4/grpo": -1},
+        "| `mistaken=0` (13, 14) |": {"mistaken_0/r3": 1, "mistaken_0/grpo": -1},
+        "| `reflection=0` (13, 14) |": {"reflection_0/r3": 1, "reflection_0/grpo": -1},
+        "| all cut off (13, 14), the ranking less nothing |": {"ranking/serr": 1, "ranking/none": -1},
+    }
+    gain = next(hypothesis for hypothesis in design.hypotheses if hypothesis.name == "gain")
+
+    def gains(contrast):
+        asked = dataclasses.replace(gain, contrast=contrast)
+        worlds = worlds_of(asked, curves, design.budgets, design.worlds)
+        return worlds, contrast_values(asked, worlds, curves, design.budgets)
+
+    for row, contrast in rows.items():
+        worlds, values = gains(contrast)
+        assert f"({', '.join(map(str, worlds))})" in row, "a world was added: name it"
+        assert f"{row} {', '.join(f'{value:+.2f}' for value in values)} |" in told
+    _, by_chance = gains({"main/none": 1, "main/grpo": -1})
+    assert f"worlds 13 and 14 it ends {np.mean(by_chance):.2f} above it" in " ".join(told.split())
+    default = ", ".join(f"{value:+.2f}" for value in gains(rows["| default (13, 14, 15) |"])[1])
+    assert f"three worlds of twelve are there: {default}:" in " ".join((ROOT / "README.md").read_text().split())
 
 
 @pytest.mark.usefixtures("cells_without_python")
