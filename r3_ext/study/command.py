@@ -420,7 +420,7 @@ def show_verdicts(design: Design, found: dict[str, hypotheses.Verdict | None], c
     rows = []
     for hypothesis in design.hypotheses:
         verdict = found[hypothesis.name]
-        figures = ("", "", "", "no data yet")
+        figures = ("", "", "", text.TOO_FEW)
         if verdict:
             interval = f"{verdict.corrected_low:+.3f} to {verdict.corrected_high:+.3f}"
             of = f"{verdict.worlds} of {verdict.planned}"

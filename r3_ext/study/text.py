@@ -4,7 +4,7 @@ import math
 
 from r3_ext.study import arms
 from r3_ext.study.design import Design
-from r3_ext.study.hypotheses import Verdict
+from r3_ext.study.hypotheses import LEAST_WORLDS, Verdict
 from r3_ext.study.outcome import REFERENCES
 
 COSTS = {
@@ -44,11 +44,14 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
     return "\n".join(parts) + "\n"
 
 
+TOO_FEW = f"fewer than {LEAST_WORLDS} worlds yet"
+
+
 def verdict_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[str]:
     rows = []
     for hypothesis in design.hypotheses:
         verdict = verdicts[hypothesis.name]
-        known = ("", "", "", "", "no data yet")
+        known = ("", "", "", "", TOO_FEW)
         if verdict:
             known = (
                 f"{verdict.worlds} of {verdict.planned}",

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -291,8 +293,20 @@ def foresight(low: float, high: float, problems: int = 20) -> dict:
         # Without reflection all that is drawn came in mixed groups; with it, all but what it opened.
         ({"reflection__reach": NO, "drawn": YES, "drawn_with_reflection": NO}, 20, None, "unclear off unclear"),
         ({"opened": NO}, 20, None, "unclear on unclear"),
+        ({"opened": [0.1, 0.04, 0.2]}, 20, None, "unclear on unclear"),
         # As many mixed groups teach GRPO the same as the ranked ones.
         ({"mixed": YES}, 20, foresight(0.6, 0.8), "on on unclear"),
+        ({"mixed": [0.03, 0.01, 0.06]}, 20, foresight(0.6, 0.8), "on on unclear"),
+        ({"mixed": [0.03, 0.01, 0.05]}, 20, foresight(0.51, 0.8), "on on on"),
+        # Whether replay has something to draw depends on reflection, where that is unclear.
+        ({"reflection__reach": [0.1, 0.04, 0.2], "drawn": NO}, 20, None, "unclear unclear unclear"),
+        (
+            {"reflection__reach": [0.1, 0.04, 0.2], "drawn": NO, "drawn_with_reflection": NO},
+            20,
+            None,
+            "off unclear unclear",
+        ),
+        ({}, verdicts.LEAST, foresight(verdicts.CHANCE, 0.8), "on on unclear"),
         # What reflection finds is drawn by replay, where reflection is on.
         ({"drawn": NO}, 20, None, "on on unclear"),
         ({"hard": NO}, verdicts.LEAST - 1, None, "unclear off unclear"),
@@ -509,6 +523,37 @@ def test_effects_are_the_contrasts_of_the_plan_in_their_kind_of_world():
     assert effect("mistaken=0", "r3") is None
 
 
+FIRST_RULE = check.EXAMPLES / "results" / "probe_first_rule"
+
+
+def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsys):
+    shutil.copytree(FIRST_RULE, tmp_path / "kept")
+    assert check.main(["--out", str(tmp_path / "kept")], print) == 0
+    told = (FIRST_RULE / "check.md").read_text()
+    assert (tmp_path / "kept" / "check.md").read_text() == told
+    right, of = map(int, re.search(r"Right in (\d+) of (\d+) that", told).groups())
+    yes, all_r3 = (len(re.findall(rf"\| r3 \| on \| [-+0-9.]+ \| {end} \|", told)) for end in ("yes", "(?:yes|no)"))
+    text = " ".join((check.EXAMPLES / "README.md").read_text().split())
+    assert f"[right in {right} of the {of} verdicts that training has tested]" in text
+    assert (yes, all_r3) == (4, 8) and "of R^3 in four of eight" in text
+
+
+def test_the_table_of_probes_says_what_the_present_rule_says_of_them():
+    text = (check.EXAMPLES / "README.md").read_text()
+    names = {"mistaken=0,overlong=1,stuck=0.5,train=5-6,val=1-4": "all cut off"}
+    for key, probe in json.loads((FIRST_RULE / "probes.json").read_text()).items():
+        figures, found = probe["figures"], verdicts.judge(probe["figures"], verdicts.LEAST, probe["foresight"])
+        told = {name: "unclear" if v.verdict == "unclear" else f"**{v.verdict}**" for name, v in found.items()}
+        short = lambda figure: verdicts.percent(figure).replace(" %", "")
+        drawn = figures["drawn_with_reflection" if found["reflection"].verdict == "on" else "drawn"]
+        kind, seed = key.rsplit(", ", 1)
+        row = f"| {names.get(kind, kind)}, {seed} | {short(drawn)} {told['replay']} "
+        row += f"| {short(figures['reflection/reach'])} {told['reflection']} "
+        row += f"| {short(figures['rankable'])}, {short(probe['foresight']['auc'])} {told['ranking']} "
+        row += f"| {probe['cost']['generated']:,} | {probe['cost']['steps']:.1f} |"
+        assert row in text
+
+
 def test_every_contrast_of_the_check_is_in_the_plan():
     names = {hypothesis.name for hypothesis in read_design(check.EXAMPLES / "studies" / "worlds.yaml").hypotheses}
     assert {name for group in check.CONTRASTS.values() for name in group} <= names
@@ -530,8 +575,8 @@ def test_the_table_counts_what_training_has_tested():
     ends = {"reflection_0/r3": {13: 0.6, 14: 0.6, 15: 0.4}, "reflection_0/grpo": {13: 0.5, 14: 0.5, 15: 0.5}}
     told = check.table(rows, design, curves_of(ends))
     assert "Right in 1 of 2 that training has tested" in told
-    assert "| reflection=0 | 13 | r3 | on | +0.100 | yes |" in told
-    assert "| reflection=0 | 14 | r3 | off | +0.100 | no |" in told
+    assert "| reflection=0 | 13 | r3 | on | +0.1000 | yes |" in told
+    assert "| reflection=0 | 14 | r3 | off | +0.1000 | no |" in told
     assert "| r3 | unclear | 1 | -0.100 |" in told
 
 

@@ -334,8 +334,13 @@ def test_the_texts_say_what_the_record_of_the_worlds_says():
         assert f"{row} {', '.join(f'{value:+.2f}' for value in values)} |" in told
     _, by_chance = gains({"main/none": 1, "main/grpo": -1})
     assert f"worlds 13 and 14 it ends {np.mean(by_chance):.2f} above it" in " ".join(told.split())
+    _, beyond = gains({"main/r3": 1, "main/none": -1})
+    assert f"R^3 is {beyond[0]:+.2f} and {beyond[1]:+.2f} above that arm" in " ".join(told.split())
     default = ", ".join(f"{value:+.2f}" for value in gains(rows["| default (13, 14, 15) |"])[1])
-    assert f"three worlds of twelve are there: {default}:" in " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"three worlds of twelve are there: {default}, where GRPO run twice differs by {np.mean(by_chance):.1f}."
+        in " ".join((ROOT / "README.md").read_text().split())
+    )
 
 
 @pytest.mark.usefixtures("cells_without_python")
