@@ -126,7 +126,6 @@ class GenerationFailed(Exception):
 def probe(argv: list[str], console: Console, say: Callable) -> int:
     args = parse(argv)
     config, folder = settle(args), folder_of(args)
-    began = time.monotonic()  # a tiny model that `settle` had to build is no part of what a probe costs
     gpus = evaluation.visible_gpus() if args.profile != EMBEDDED else []
     settings = engine_settings(config, bool(gpus))
     ranks = evaluation.rank_count("auto", gpus, settings)
@@ -145,6 +144,7 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
     # Whoever asks it in training, here it is asked as R^3's manager does.
     check_reward(OmegaConf.merge(config, {"reward": {"reward_manager": {"name": "R3RewardManager"}}}))
     model, source = subject(args, say)
+    began = time.monotonic()  # a tiny model that had to be built is no part of what a probe costs
     template_kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
     template = config.actor_rollout_ref.model.get("custom_chat_template")
     chat = ask.Chat(model, bool(settings.get("trust_remote_code")), template, template_kwargs)
