@@ -315,8 +315,8 @@ def test_the_texts_say_what_the_record_of_the_worlds_says():
     curves = command.recorded_curves(RESULTS / "worlds", design)
     told = (RESULTS / "worlds" / "README.md").read_text()
     rows = {
-        "| default (13, 14, 15) |": {"main/r3": 1, "main/grpo": -1},
-        "| `mistaken=0.4` (13, 14) |": {"mistaken_0.4/r3": 1, "mistaken_0.4/grpo": -1},
+        "| default (13, 14, 15, 16) |": {"main/r3": 1, "main/grpo": -1},
+        "| `mistaken=0.4` (13, 14, 15) |": {"mistaken_0.4/r3": 1, "mistaken_0.4/grpo": -1},
         "| `mistaken=0` (13, 14) |": {"mistaken_0/r3": 1, "mistaken_0/grpo": -1},
         "| `reflection=0` (13, 14) |": {"reflection_0/r3": 1, "reflection_0/grpo": -1},
         "| all cut off (13, 14), the ranking less nothing |": {"ranking/serr": 1, "ranking/none": -1},
@@ -336,9 +336,9 @@ def test_the_texts_say_what_the_record_of_the_worlds_says():
     assert f"worlds 13 and 14 it ends {np.mean(by_chance):.2f} above it" in " ".join(told.split())
     _, beyond = gains({"main/r3": 1, "main/none": -1})
     assert f"R^3 is {beyond[0]:+.2f} and {beyond[1]:+.2f} above that arm" in " ".join(told.split())
-    default = ", ".join(f"{value:+.2f}" for value in gains(rows["| default (13, 14, 15) |"])[1])
+    default = ", ".join(f"{value:+.2f}" for value in gains(rows["| default (13, 14, 15, 16) |"])[1])
     assert (
-        f"three worlds of twelve are there: {default}, where GRPO run twice differs by {np.mean(by_chance):.1f}."
+        f"four worlds of twelve are there: {default}, where GRPO run twice differs by {np.mean(by_chance):.1f}."
         in " ".join((ROOT / "README.md").read_text().split())
     )
 
