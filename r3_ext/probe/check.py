@@ -140,9 +140,13 @@ def _line(row: Row) -> str:
 def read_probe(folder: Path) -> dict:
     file = folder / "probe.json"
     try:
-        return json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read ({error}); name folders of finished probes") from error
+    if not isinstance(found, dict) or (missing := {"settings", "r3", "verdicts", *KEPT} - found.keys()):
+        lacks = "is no object" if not isinstance(found, dict) else f"lacks {', '.join(sorted(missing))}"
+        raise ValueError(f"{file} {lacks}; name folders of probes finished with this version")
+    return found
 
 
 def main(argv: list[str], say: Callable) -> int:

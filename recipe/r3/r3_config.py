@@ -411,6 +411,11 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "(DAPO) throws away; set it to False, or train with --method dapo",
         ),
         (
+            "trainer.v1.sampler.sync_refill_failed_groups",
+            not OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"),
+            "True has no effect: verl replaces failed groups in its own sampler alone; set it to False",
+        ),
+        (
             "trainer.v1.trainer_mode",
             mode in R3_TRAINERS,
             f"must be {', '.join(list(R3_TRAINERS)[:-1])} or {list(R3_TRAINERS)[-1]}, got {mode!r}",

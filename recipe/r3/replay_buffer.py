@@ -44,7 +44,7 @@ from verl.utils.model import compute_position_id_with_mask
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from .core_algos import REPLAY_MARK
-from .history import PLAIN, REFLECTION, History, Sample
+from .history import PLAIN, REFLECTION, History, Sample, select
 from .modes import SYNC
 from .outcome import Reading, check_judged
 from .r3_config import ReplayConfig
@@ -342,6 +342,7 @@ class CrossContextReplayMixin:
         if replay.other_queries:
             query_id = self.history.draw_other_query(query_id, correct, rng, variants)
         accepts = self._fits_plain_prompt if reflected and replay.reflected_unless else None
+        near_length = sum(tag["response_len"] for tag in tags) / len(tags)
         samples = self.history.draw(
             query_id,
             correct,
@@ -353,14 +354,16 @@ class CrossContextReplayMixin:
             min_version=-1 if replay.max_age is None else step - 1 - replay.max_age,
             max_replays=replay.max_replays,
             replays=drawn,
-            near_length=sum(tag["response_len"] for tag in tags) / len(tags),
+            near_length=near_length,
             accepts=accepts,
         )
         if not (replay.same_step and reflected and correct and len(samples) < k):
             return samples
         found = [s for s in new if s.variant == REFLECTION and s.correct and s.query_id == query_id]
         found = sorted(filter(accepts, found), key=lambda sample: sample.tokens.tolist())  # they arrive in any order
-        return samples + rng.sample(found, min(k - len(samples), len(found)))
+        rows = [(index, len(sample.tokens), step, entropy_of(sample)) for index, sample in enumerate(found)]
+        chosen = select(rows, k - len(samples), rng, replay.selection, near_length)
+        return samples + [found[row[0]] for row in chosen]
 
     def _fits_plain_prompt(self, sample: Sample) -> bool:
         """Whether the text of an answer born under reflection speaks of nothing that only its own prompt showed."""
@@ -370,6 +373,12 @@ class CrossContextReplayMixin:
 
     def _speaks_of_attempt(self, sample: Sample) -> bool:
         return self.replay.speaks_of_attempt(self.decode(sample.tokens.tolist()))
+
+
+def entropy_of(sample: Sample) -> float | None:
+    """Mean of -log_prob over its tokens, as the history has it for `lowest_entropy`; None where it is unknown."""
+    known = sample.log_probs is not None and len(sample.log_probs) and not np.isnan(sample.log_probs).any()
+    return -float(np.mean(sample.log_probs)) if known else None
 
 
 def rows_of(data: TensorDict) -> list[dict]:

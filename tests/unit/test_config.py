@@ -247,6 +247,10 @@ COMBINATIONS = [
         {"algorithm.rollout_correction.bypass_mode": True, "algorithm.r3.ranking.enable": False},
         "algorithm.r3.replay.enable: algorithm.rollout_correction.bypass_mode=True takes the stored log-probs",
     ),
+    (
+        {"trainer.v1.sampler.sync_refill_failed_groups": True},
+        "trainer.v1.sampler.sync_refill_failed_groups: True has no effect",
+    ),
     ({"algorithm.filter_groups.enable": True}, r"algorithm.filter_groups.enable: .*set it to False, or .*dapo"),
     (
         {"algorithm.filter_groups.enable": True, "algorithm.r3.replay.enable": False},

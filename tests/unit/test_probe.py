@@ -468,6 +468,7 @@ async def later(data_source, solution_str, ground_truth, extra_info):
         ("--profile embedded --out others", "others holds mine.txt and no probe"),
         ("--profile embedded --out file", "is a file"),
         ("check --add others", "name folders of finished probes"),
+        ("check --add foreign", "lacks cost, figures, foresight, r3, settings, verdicts"),
         ("check --out empty", "holds no verdict"),
     ],
 )
@@ -478,6 +479,8 @@ def test_a_wrong_input_is_told_in_a_sentence(line, sentence, tmp_path, monkeypat
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "probe.json").write_text("{}")
     before = sorted(tmp_path.rglob("*"))
     assert main(["probe", *line.split()]) == 2
     told = capsys.readouterr().err

@@ -2,6 +2,7 @@
 TransferQueue with trajectories written by verl's own rollout worker."""
 
 import asyncio
+import math
 import random
 import uuid
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from recipe.r3.replay_buffer import (
     REFLECTION_UID,
     R3ReplayBuffer,
     dead_outcome,
+    entropy_of,
     group_of,
     groups_of,
     is_fresh,
@@ -673,6 +675,22 @@ def test_reflection_rescues_the_plain_group_of_its_own_step_on_request(make_buff
         assert logged == [(sample.id, 2, "q", PLAIN, 2, 1)]
     else:
         assert not logged
+
+
+@pytest.mark.parametrize("selection, session", [("shortest", 0), ("nearest_length", 1), ("newest", 2)])
+def test_the_selection_holds_for_what_the_step_found(make_buffer, selection, session):
+    uid = write_group("q", ("wrong",) * N, step=2)  # of 2, 3 and 4 tokens, as those under reflection
+    write_group("q", ("right",) * N, step=2, variant=REFLECTION)
+    buffer = make_buffer(k=1, same_step=True, selection=selection)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert read(batch)[f"{uid}_{N}_0"]["responses"].tolist() == [200 + session] * (2 + session)
+
+
+def test_the_entropy_of_a_sample_is_the_mean_of_its_negative_log_probs():
+    assert entropy_of(stored()) == pytest.approx(0.25)
+    assert [entropy_of(stored(log_probs=marks)) for marks in (None, [-1.0, math.nan])] == [None, None]
+    assert entropy_of(stored(tokens=[], log_probs=[])) is None
 
 
 def test_what_the_history_holds_comes_before_what_the_step_found(make_buffer, history):
