@@ -285,7 +285,7 @@ def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True
 
 
 def _from_verl(row: dict, index: int, file: str) -> Problem:
-    """The last message as the problem; of several accepted answers, the first."""
+    """The last message as the problem; of several accepted answers, the first (`r3 eval` refuses several)."""
     try:
         text = row["prompt"][-1]["content"].removesuffix(INSTRUCTION)
         truth = row["reward_model"]["ground_truth"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r3_ext import data
-from r3_ext.evaluate import EvaluationError
+from r3_ext.evaluate import EvaluationError, checked
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def read_problems(file: Path, name: str) -> tuple[list[data.Problem], Counter]:
     """Problems of a file, raw or in verl's format, cleaned by the rules of `r3_ext.data`, and what these dropped."""
     counts = Counter()
     try:
-        problems = data.clean(data.to_problems(data.read_rows(str(file))[0], str(file), name), counts)
+        rows = data.read_rows(str(file))[0]
+        checked.require_one_answer(rows, file)
+        problems = data.clean(data.to_problems(rows, str(file), name), counts)
     except (ValueError, OSError) as error:
         raise EvaluationError(f"benchmark {name}: {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError) as error:

@@ -33,6 +33,7 @@ def problems_of(rows: list[dict], file: Path) -> list[data.Problem]:
     for index, row in enumerate(rows):
         if "prompt" in row and "reward_model" in row:
             _require_contract(row, f"{file}, row {index}")
+    require_one_answer(rows, file)
     problems = data.to_problems(rows, str(file), file.stem)
     for problem in problems:
         for name, text in (("problem", problem.text), ("answer", problem.answer)):
@@ -54,6 +55,18 @@ def _require_contract(row: dict, where: str) -> None:
         raise EvaluationError(f"{where}: data_source must be text, got {shown(row.get('data_source'))}")
     if not isinstance(row.get("extra_info") or {}, dict):
         raise EvaluationError(f"{where}: extra_info must be an object, got {shown(row['extra_info'])}")
+
+
+def require_one_answer(rows: list[dict], file: Path) -> None:
+    """Raise EvaluationError with the first row in verl's format that accepts several answers, of which one is kept."""
+    for index, row in enumerate(rows):
+        reward = row.get("reward_model")
+        truth = reward.get("ground_truth") if isinstance(reward, dict) else None
+        if isinstance(truth, list) and len({data.normal_form(str(value)) for value in truth}) > 1:
+            raise EvaluationError(
+                f"{file}, row {index}: any of the answers {shown(truth)} is right, and an evaluation grades against "
+                "one alone, as a training's validation does not; leave one in a copy of the file, or leave the row out"
+            )
 
 
 def responses_of(row: dict, where: str) -> list[dict]:

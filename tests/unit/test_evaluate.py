@@ -522,6 +522,19 @@ def test_a_broken_row_in_verls_format_is_named(change, tmp_path):
     assert score.read_responses(file)[2][0]["response_tokens"] == 7
 
 
+def test_a_row_that_accepts_several_answers_is_named_for_one_alone_is_graded_against(tmp_path):
+    same, several = ({"ground_truth": truth} for truth in (["1/2", "0.5"], ["1", "2"]))
+    file = write_jsonl(tmp_path / "in.jsonl", [{**CONTRACT, "response": "x", "reward_model": same}])
+    assert score.read_responses(file)[1][0]["answer"] == "1/2"
+    assert benchmarks.load(f"own={file}", tmp_path).problems[0].answer == "1/2"
+    write_jsonl(file, [{**CONTRACT, "response": "x"}, {**CONTRACT, "response": "x", "reward_model": several}])
+    message = f"{file}, row 1: any of the answers .*1.*2.* leave one"
+    with pytest.raises(EvaluationError, match=message):
+        score.read_responses(file)
+    with pytest.raises(EvaluationError, match=message):
+        benchmarks.load(f"own={file}", tmp_path)
+
+
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"problem": ' * 100_000, "[1, ", "\xff"])
 def test_a_file_that_is_no_json_is_refused(content, tmp_path):
     (tmp_path / "in.json").write_bytes(content.encode("latin-1"))
