@@ -1,8 +1,10 @@
-"""The figures of a study: every world of every arm as a dot, and mean curves with a marker at each validation.
+"""The figures of a study: every world of every arm as a dot, mean curves with a marker at each validation, and what
+each hypothesis's contrast is in every world.
 
 Arms differ by place, marker and dashes as well as by colour, so that the figures can be read in grey.
 """
 
+import textwrap
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 
 from r3_ext.report.draw import COLORS, STYLE
 from r3_ext.study import arms
+from r3_ext.study.hypotheses import Hypothesis, Verdict
 from r3_ext.study.outcome import BASELINE, Curve, accuracy_at, spread
 from r3_ext.study.record import Curves
 
@@ -32,6 +35,43 @@ def write(out: Path, curves: Curves, budget: float) -> None:
         with matplotlib.rc_context(STYLE):
             if (made := make(curves, budget)) is not None:
                 made.savefig(path, dpi=110, metadata={"Software": None})
+
+
+Judged = tuple[Hypothesis, np.ndarray, Verdict | None]
+"""A hypothesis, its contrast in each world that has it, (W,), and its verdict."""
+
+
+def write_families(out: Path, found: list[Judged]) -> None:
+    """Draw FAMILY.png in `out` for each family."""
+    for family in {hypothesis.family for hypothesis, _, _ in found}:
+        with matplotlib.rc_context(STYLE):
+            made = contrasts([judged for judged in found if judged[0].family == family])
+            made.savefig(out / f"{family}.png", dpi=110, metadata={"Software": None})
+
+
+def contrasts(found: list[Judged]) -> Figure:
+    """A row per hypothesis: its contrast in each world, the mean with both intervals, its bound and verdict."""
+    figure = Figure(figsize=(9.6, 1.3 + 0.5 * len(found)), facecolor=COLORS["page"])
+    axes = figure.subplots()
+    for place, (hypothesis, values_W, verdict) in enumerate(found):
+        _row(axes, place, list(values_W))
+        axes.plot([hypothesis.bound] * 2, (place - 0.42, place + 0.42), color=COLORS["muted"], linewidth=0.8)
+        told = f"{len(values_W)} worlds"
+        if verdict is not None:
+            ends = verdict.corrected_low, verdict.corrected_high
+            axes.plot(ends, (place, place), color=COLORS["ink"], linewidth=0.9, marker="|", markersize=8)
+            told = f"{verdict.verdict}\n{verdict.worlds} of {verdict.planned} worlds"
+        axes.annotate(
+            told, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=COLORS["ink"]
+        )
+    claims = [f"{hypothesis.says} (claim: {hypothesis.claim} {hypothesis.bound:g})" for hypothesis, _, _ in found]
+    axes.set_yticks(range(len(found)), ["\n".join(textwrap.wrap(claim, 46)) for claim in claims])
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_xlabel("contrast of Pass@1, of the arms in the same world")
+    _plain(axes)
+    axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
+    _head(figure, "A dot per world; diamond: mean; thick bar: 95 % interval; thin bar: corrected for the family")
+    return figure
 
 
 def dots(curves: Curves, budget: float) -> Figure | None:

@@ -72,7 +72,7 @@ def judge(
     found = {}
     for family in {hypothesis.family: None for hypothesis in hypotheses}:
         members = [hypothesis for hypothesis in hypotheses if hypothesis.family == family]
-        values = {h.name: contrast_values(h, worlds_of(h, curves, budgets, planned), curves, budgets) for h in members}
+        values = {h.name: values_of(h, curves, budgets, planned) for h in members}
         order = sorted(members, key=lambda h: p_value(values[h.name], h.bound))
         is_open, largest = True, 0.0
         for place, hypothesis in enumerate(order):
@@ -141,6 +141,16 @@ def worlds_of(
 
 def _planned(hypothesis: Hypothesis, planned: dict[str, tuple[int, ...]]) -> set[int]:
     return set.intersection(*(set(planned[arm.partition("@")[0]]) for arm in hypothesis.contrast))
+
+
+def values_of(
+    hypothesis: Hypothesis,
+    curves: dict[str, dict[int, Curve]],
+    budgets: dict[str, float],
+    planned: dict[str, tuple[int, ...]],
+) -> np.ndarray:
+    """(W,) the contrast in each world that has it."""
+    return contrast_values(hypothesis, worlds_of(hypothesis, curves, budgets, planned), curves, budgets)
 
 
 def contrast_values(

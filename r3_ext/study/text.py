@@ -32,6 +32,8 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
     """Markdown with the verdicts and, for each folder of `found`, what its arms reached, cost and did."""
     parts = ["# Results", "Made by `r3 study --plan PLAN --out FOLDER --summarise` from the record beside it.", ""]
     parts += ["## Hypotheses", "", *verdict_table(design, verdicts)]
+    for family in {hypothesis.family: None for hypothesis in design.hypotheses}:
+        parts += ["", f"![The contrast of each hypothesis of the family {family} in every world]({family}.png)"]
     for folder, of in found.items():
         worlds = next((one.world for one in design.experiments if one.folder == folder), "")
         title = f"## {folder}: at {of['tokens']:,} generated tokens" + (f", worlds with {worlds}" if worlds else "")

@@ -20,7 +20,7 @@ from r3_ext.cpu import warm_start
 from r3_ext.launch import ROOT
 from r3_ext.study import arms, command, figure, outcome
 from r3_ext.study.design import read_design
-from r3_ext.study.hypotheses import contrast_values, worlds_of
+from r3_ext.study.hypotheses import contrast_values, judge, values_of, worlds_of
 from r3_ext.summary import summarise
 
 CURVE = (np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.4, 0.3]))
@@ -277,6 +277,28 @@ def test_a_figure_shows_every_world_and_the_interval_of_those_that_reach_the_bud
     (lines,) = figure.means(curves, 100).axes
     assert [line.get_ydata()[-1] for line in lines.lines] == pytest.approx([0.4, 1.9 / 3])
     assert figure.dots({"grpo": curves["grpo"]}, 100) is None, "one arm is no comparison"
+
+
+def test_a_figure_shows_each_contrast_with_both_intervals_its_bound_and_its_verdict():
+    gain, half, *_ = read_design(PLANS / "worlds.yaml").hypotheses
+    budgets, planned = {"main": 100}, {"main/grpo": (0, 1, 2), "main/r3": (0, 1, 2), "main/dapo": (0, 1, 2)}
+    curves = {
+        "main/grpo": {0: straight(0.3), 1: straight(0.4), 2: straight(0.5)},
+        "main/r3": {0: straight(0.5), 1: straight(0.6), 2: straight(0.8)},
+        "main/dapo": {0: straight(0.2), 1: straight(0.4)},
+    }
+    verdicts = judge((gain, half), curves, budgets, planned)
+    rows = [(one, values_of(one, curves, budgets, planned), verdicts[one.name]) for one in (gain, half)]
+    (axes,) = figure.contrasts(rows).axes
+    worlds, bar, mean, bound, thin, few, few_mean, few_bound = [line.get_xdata() for line in axes.lines]
+    assert list(worlds) == pytest.approx([0.2, 0.2, 0.3]) and list(mean) == pytest.approx([0.7 / 3])
+    half_width = math.sqrt(1 / 300) / math.sqrt(3)  # sample std of these
+    assert list(bar) == pytest.approx([0.7 / 3 - 4.302653 * half_width, 0.7 / 3 + 4.302653 * half_width])
+    t_corrected = 6.205347  # 98.75 % point of t with 2 degrees of freedom: the first of two
+    assert list(thin) == pytest.approx([0.7 / 3 - t_corrected * half_width, 0.7 / 3 + t_corrected * half_width])
+    assert list(bound) == list(few_bound) == [0, 0]
+    assert list(few) == pytest.approx([0.3, 0.2]), "two worlds are dots without an interval"
+    assert [text.get_text() for text in axes.texts] == ["held\n3 of 3 worlds", "2 worlds"]
 
 
 RESULTS = ROOT / "examples" / "results"
