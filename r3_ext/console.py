@@ -109,10 +109,10 @@ def closing_table(summary: dict) -> Table:
         table.add_row("replayed rows", f"{summary['replayed_rows']:,}")
         reflection = summary["reflection"]
         table.add_row("reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}")
-    if summary["reward_errors"]:
-        table.add_row(
-            "answers without a score", f"{summary['reward_errors']:,}: the reward function failed, see run.log"
-        )
+    errors, in_validation = summary["reward_errors"], summary["val_reward_errors"]
+    if errors or in_validation:
+        told = f"{errors:,}, and {in_validation:,} in validation" if in_validation else f"{errors:,}"
+        table.add_row("answers without a score", f"{told}: the reward function failed, see run.log")
     table.add_row("reward, first to last", f"{reward['first']} to {reward['last']}")
     if val["first"] is not None:
         table.add_row("validation accuracy", f"{val['first']} to {val['last']}")

@@ -36,8 +36,10 @@ def read_cut(path: Path) -> list[dict]:
 
 
 def validation_accuracy(row: dict) -> float | None:
-    """Mean over the benchmarks of a row of validation's Pass@1 (verl's `val-core/<source>/acc/mean@n`), or None."""
-    values = [value for key, value in row.items() if key.startswith("val-core/") and "/acc/mean@" in key]
+    """Mean over the benchmarks of a row of validation's Pass@1, verl's `val-core/<source>/acc/mean@n` without it; or
+    None."""
+    own = [value for key, value in row.items() if key.startswith("val/") and key.endswith("/pass@1")]
+    values = own or [value for key, value in row.items() if key.startswith("val-core/") and "/acc/mean@" in key]
     return mean(values) if values else None
 
 
@@ -114,6 +116,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
             "prompt_tokens": total("reflection/prompt_tokens"),
         },
         "reward_errors": total("reward/errors"),
+        "val_reward_errors": int(sum(row.get("val/reward_errors", 0) for row in rows)),
         "reward": {
             "first": round(mean(rewards[:window]), 4) if rewards else None,
             "last": round(mean(rewards[-window:]), 4) if rewards else None,

@@ -45,6 +45,8 @@ SECTIONS_OR_NULL = ("reward.reward_kwargs",)
 LOAD_S = 60
 """Seconds for the file of a reward function."""
 RESUME_MODES = ("auto", "disable", "resume_path")
+NUMBERS_OR_TEXTS = ("algorithm.rollout_correction.rollout_is_threshold",)
+"""verl's default is a number, and a text such as "0.5_5.0" is both bounds."""
 
 
 def tree(config: DictConfig) -> dict[str, object]:
@@ -124,7 +126,8 @@ def broken_rule(key: str, value, default) -> str | None:
     if isinstance(default, bool):
         return "be true or false" if isinstance(value, str | list | dict) else None
     if isinstance(default, int | float):
-        return None if value is None or is_number else "be a number"
+        ok = value is None or is_number or (key in NUMBERS_OR_TEXTS and isinstance(value, str))
+        return None if ok else "be a number"
     if isinstance(default, str | list):
         return None if value is None or isinstance(value, str | list) else "be a text or a list"
     return None
@@ -142,11 +145,20 @@ def check_values(config: DictConfig) -> list[Finding]:
 def check_reward(config: DictConfig) -> None:
     """Build what every reward worker builds of its settings. Raises ValueError with the full key."""
     from omegaconf import OmegaConf
+    from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 
+    from recipe.r3.r3_config import check_reward_manager
     from recipe.r3.reward_manager import R3RewardManager, RewardConfig
 
+    check_reward_manager(config)
+    manager = config.reward.reward_manager
+    if manager.source == "register":
+        try:
+            get_reward_manager_cls(manager.name)
+        except ValueError as error:
+            raise ValueError(f"reward.reward_manager.name={manager.name}: {error}") from error
     check_function(config)
-    if config.reward.reward_manager.name == R3RewardManager.__name__:
+    if manager.name == R3RewardManager.__name__:
         kwargs = config.reward.get("reward_kwargs")
         RewardConfig.from_reward_kwargs(OmegaConf.to_container(kwargs) if OmegaConf.is_config(kwargs) else kwargs)
 
@@ -184,6 +196,7 @@ def check_config(config: DictConfig) -> list[Finding]:
     """The recipe's and verl's own validation."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -194,6 +207,7 @@ def check_config(config: DictConfig) -> list[Finding]:
             if is_r3(config):
                 validate_r3_config(config)
             check_reward(config)
+            get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
             validate_config(config, need_reference_policy(config), need_critic(config))
     except (ValueError, TypeError, AssertionError, HydraException, OmegaConfBaseException) as error:
         return [Finding(FAIL, "config", str(error).strip(), "correct the setting that the message names")]

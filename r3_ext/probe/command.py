@@ -142,7 +142,9 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
 
     r3 = checked(config)
     # Whoever asks it in training, here it is asked as R^3's manager does.
-    check_reward(OmegaConf.merge(config, {"reward": {"reward_manager": {"name": "R3RewardManager"}}}))
+    check_reward(
+        OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "importlib", "name": "R3RewardManager"}}})
+    )
     model, source = subject(args, say)
     began = time.monotonic()  # a tiny model that had to be built is no part of what a probe costs
     template_kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
@@ -163,7 +165,7 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
         overrides = [*args.overrides, *own_overrides(args)]
         names = {"profile": args.profile, "world": args.world, "overrides": overrides, "seed": args.seed}
         sizes = {"problems": len(asked), "group": questions.n, "limit": questions.limit}
-        about = {"model": identity, "data": source, **names, **sizes}
+        about = {"model": identity, "data": source, "val_data": os.environ.get("VAL_DATA") or None, **names, **sizes}
         about |= {"reward": {"by": judge.name, "no_score": judge.failures}}
         found = report.content(about, plain, reflected, figures, foresight, judged, spent)
         report.write(folder, found)

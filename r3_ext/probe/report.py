@@ -85,7 +85,10 @@ def text(found: dict) -> list[str]:
 def command(found: dict) -> str:
     """What to train with."""
     settings = found["settings"]
-    sources = {} if settings["world"] else {"MODEL": settings["model"]["path"], "DATA": settings["data"]}
+    # A run validates on a file of its own, which a probe has no need of.
+    val = settings["val_data"] or "FILE"
+    sources = {"MODEL": settings["model"]["path"], "DATA": settings["data"], "VAL_DATA": val}
+    sources = {} if settings["world"] else sources
     given = "".join(f"{name}={shlex.quote(value)} " for name, value in sources.items())
     base = ["r3", "run", "--profile", settings["profile"]]
     base += ["--world", settings["world"]] if settings["world"] else []

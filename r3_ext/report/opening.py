@@ -26,6 +26,9 @@ THROWN_AWAY = get("training/filter_groups/evicted_samples")
 """Groups without signal that dynamic sampling threw away: verl counts groups here, by whatever name."""
 
 
+VAL_ERRORS = get("val/reward_errors")
+
+
 def opening(arms: list[Arm]) -> tuple[str, str, str]:
     runs = [run for arm in arms for run in arm.runs]
     return happened(arms), did(runs), try_next(arms)
@@ -102,7 +105,14 @@ def from_to(first: float, last: float) -> str:
 
 def happened(arms: list[Arm]) -> str:
     runs = [run for arm in arms for run in arm.runs]
-    return sentence(run_said(runs[0]) if len(runs) == 1 else runs_said(arms, runs))
+    return sentence((run_said(runs[0]) if len(runs) == 1 else runs_said(arms, runs)) + errors_said(runs))
+
+
+def errors_said(runs: list[Run]) -> str:
+    """Answers that count as wrong because the reward function failed on them."""
+    counts = {"training": total(Arm("", runs), get("reward/errors")), "validation": total(Arm("", runs), VAL_ERRORS)}
+    shown = [f"{count(number, 'answer')} of {where}" for where, number in counts.items() if number]
+    return f"; the reward function gave no score for {' and '.join(shown)}, which count as wrong" if shown else ""
 
 
 def run_said(run: Run) -> str:

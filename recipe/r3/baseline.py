@@ -82,14 +82,29 @@ class MeasuredMixin(StoppableMixin):
     ) -> dict:
         found = data_sources, sample_uids, reward_extra_infos_dict, sample_turns
         metrics = super()._val_metrics_update(*found, expected_acc_counts=expected_acc_counts)
-        names = ("acc", "truncated", "response_length")
-        columns = [reward_extra_infos_dict.get(name, []) for name in names]
-        # A reward manager that reports something else has verl's own figures only; a failed rollout has no row, or none
-        # of these.
-        rows = [row for row in zip(data_sources, sample_uids, *columns, strict=False) if None not in row]
-        if rows:
-            metrics.update(validation_metrics(*zip(*rows, strict=True), expected=expected_acc_counts))
-        return metrics
+        names = [name for name in reward_extra_infos_dict if name != "reward"]
+        values = zip(*(reward_extra_infos_dict[name] for name in names), strict=True)
+        infos = [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in values]
+        rows = zip(data_sources, sample_uids, reward_extra_infos_dict["reward"], infos, strict=False)
+        # A failed rollout has no row, or nothing was reported of it.
+        rows = [row for row in rows if row[3]]
+        if not rows:
+            return metrics
+        check_judged([info for *_, info in rows], self.global_steps, "the validation of step")
+        if errors := sum(bool(info.get("reward_error")) for *_, info in rows):
+            metrics["val/reward_errors"] = errors
+        reading, unknown = Reading.of(self.config, self.tokenizer), float("nan")
+        columns = [
+            (
+                source,
+                uid,
+                reading.judge(info, score, uid)[0],
+                info.get("truncated", unknown),
+                info.get("response_length", unknown),
+            )
+            for source, uid, score, info in rows
+        ]
+        return metrics | validation_metrics(*zip(*columns, strict=True), expected=expected_acc_counts)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)

@@ -18,8 +18,8 @@ number or a truth value, or a dict with `score` and perhaps `acc`; its other key
 when `acc` says so, else when its score is at least `algorithm.r3.correct_from`.
 
 The function is the user's, the text is a model's: it runs with the grader's killing deadline and memory limit, and what
-it returns is checked. One that hangs, raises, or returns NaN, a text or an infinity leaves a wrong answer with score 0
-and the reason, which is counted; nothing of it is believed.
+it returns is checked. One that hangs, raises, or returns NaN, a text or more than 1e18 leaves a wrong answer with
+score 0 and the reason, which is counted; nothing of it is believed.
 """
 
 import argparse
@@ -27,7 +27,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
 import os
 import pickle
 import sys
@@ -44,6 +43,8 @@ from .process_pool import Pool, Worker, questions
 KEY = "reward.custom_reward_function"
 PKG, FILE = "pkg://", "file://"
 NAMES = "data_source", "solution_str", "ground_truth", "extra_info"
+LARGEST = 1e18
+"""Scores are kept in float32, where the std of a group squares them."""
 LOADED = "r3: the reward function is there"
 """Printed by this module as a program: a file may end the process that loads it, and that with exit code 0."""
 
@@ -135,7 +136,7 @@ def judged(result: object) -> Verdict:
     score, acc = (result.get("score"), result.get("acc")) if isinstance(result, dict) else (result, None)
     if not isinstance(score, Number | np.bool_) or isinstance(score, complex):
         return Verdict(0.0, error=f"returned {_short(result)}, not a number or a dict with one under score")
-    if not math.isfinite(score := float(score)):
+    if not abs(score := float(score)) <= LARGEST:  # nor is NaN
         return Verdict(0.0, error=f"returned the score {score}")
     if acc is not None and not (isinstance(acc, Number | np.bool_) and acc in (0, 1)):
         return Verdict(0.0, error=f"returned acc={_short(acc)}, neither true nor false")

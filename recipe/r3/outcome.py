@@ -63,7 +63,7 @@ class Reading:
                 f"a response to query {group} has the score {score}: nothing can be learned from it. Mend the reward "
                 "function, or use it with recipe.r3.reward_manager.R3RewardManager, which counts such answers as wrong"
             )
-        correct, grade = self._judge(info, score, group)
+        correct, grade = self.judge(info, score, group)
         failed = {"reward_error": True} if info.get("reward_error") else {}
         return failed | {
             "group": group,
@@ -74,8 +74,13 @@ class Reading:
             "grade": grade,
         }
 
-    def _judge(self, info: dict, score: float, group: str) -> tuple[bool, float]:
-        """Whether the answer is correct, and its score before bonus and penalty."""
+    def judge(self, info: dict, score: float, group: str) -> tuple[bool, float]:
+        """Whether the answer is correct, and its score before bonus and penalty.
+
+        Args:
+            info: what the reward manager reported of it.
+            score: what it earns.
+        """
         # verl's managers put a number that a function returned under `acc` themselves: alone it is no verdict.
         acc, is_verdict = info.get("acc"), "score" in info or "length_bonus" in info
         if acc is not None and not (isinstance(acc, Number | np.bool_) and (acc in (0, 1) or not is_verdict)):
@@ -96,10 +101,10 @@ class Reading:
         return len(responses) >= self.max_response_length and int(responses[-1]) != self.eos_token_id
 
 
-def check_judged(tags: Iterable[dict], step: int) -> None:
-    """Raises RuntimeError where the reward function failed on every answer of a step."""
+def check_judged(tags: Iterable[dict], step: int, what: str = "step") -> None:
+    """Raises RuntimeError where the reward function failed on every answer of a step, or of its validation."""
     if all(tag.get("reward_error") for tag in tags):
         raise RuntimeError(
-            f"step {step}: the reward function gave no score for any answer; it fails as the log says above "
+            f"{what} {step}: the reward function gave no score for any answer; it fails as the log says above "
             "(reward.custom_reward_function, reward.reward_kwargs.grader_timeout_s)"
         )

@@ -353,10 +353,41 @@ def validate_r3_config(config: DictConfig) -> R3Config:
     strategy = config.actor_rollout_ref.actor.strategy
     if strategy not in ("fsdp", "fsdp2"):  # Others have other keys than those that are read below.
         raise ValueError(f"actor_rollout_ref.actor.strategy: R^3 trains with fsdp or fsdp2, got {strategy!r}")
-    for key, ok, message in _combinations(config, r3):
+    _require_all(_combinations(config, r3))
+    check_reward_manager(config)
+    return r3
+
+
+def check_reward_manager(config: DictConfig) -> None:
+    """What the recipe's reward manager takes over from verl, of a run with or without R^3.
+
+    Raises:
+        ValueError: the message names the key, the value and the way out.
+    """
+    manager = config.reward.reward_manager
+    is_own = manager.source == "importlib" and manager.module.path == OWN_MANAGER
+    sandbox = OmegaConf.select(config, "reward.sandbox_fusion.url")
+    _require_all(
+        [
+            (
+                "reward.reward_manager.name",
+                not is_own or manager.name == "R3RewardManager",
+                f"{manager.name} is not in {OWN_MANAGER}: add reward.reward_manager.source=register for one of verl's",
+            ),
+            (
+                "reward.sandbox_fusion.url",
+                not (is_own and sandbox),
+                f"{sandbox} would not be asked: R3RewardManager grades by math-verify, or by a function of yours. Set "
+                "reward.reward_manager.source=register reward.reward_manager.name=naive for verl's own rewards",
+            ),
+        ]
+    )
+
+
+def _require_all(rules: list[tuple[str, bool, str]]) -> None:
+    for key, ok, message in rules:
         if not ok:
             raise ValueError(f"{key}: {message}")
-    return r3
 
 
 def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str]]:
@@ -370,7 +401,7 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
     max_model_len = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     reflection, mode = r3.reflection.enable, config.trainer.v1.trainer_mode
     behavior = r3.replay.enable and r3.replay.correction == "behavior"
-    fsdp, manager = actor.fsdp_config, config.reward.reward_manager
+    fsdp = actor.fsdp_config
     modules = str(OmegaConf.select(config, MODULES) or "")
     parallel = max(actor.ulysses_sequence_parallel_size, fsdp.ulysses_sequence_parallel_size)
     # verl's own default, of models that name no other.
@@ -439,9 +470,9 @@ def _combinations(config: DictConfig, r3: R3Config) -> list[tuple[str, bool, str
             "yours, with a comma and no space",
         ),
         (
-            "reward.reward_manager.name",
-            manager.source != "importlib" or manager.module.path != OWN_MANAGER or manager.name == "R3RewardManager",
-            f"{manager.name} is not in {OWN_MANAGER}: add reward.reward_manager.source=register for one of verl's",
+            "distillation.enabled",
+            not OmegaConf.select(config, "distillation.enabled"),
+            "a replayed answer has no log-probs of a teacher; set it to False",
         ),
         (
             "reward.reward_model.enable",

@@ -198,9 +198,10 @@ def function_kwargs(named: Mapping) -> dict:
 
 
 def question(row: Mapping, response: str) -> tuple:
-    """What verl's interface asks a reward function of a row's response, as plain values."""
+    """What verl's interface asks a reward function of a row's response, as plain values; `extra_info` as in `naive`."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
-    return str(row.get("data_source")), response, truth, dict(row.get("extra_info") or {})
+    added = {"num_turns": row.get("__num_turns__"), "rollout_reward_scores": row.get("reward_scores", {})}
+    return str(row.get("data_source")), response, truth, {**(row.get("extra_info") or {}), **added}
 
 
 def references(row: Mapping) -> list[str]:

@@ -136,25 +136,28 @@ def validation_metrics(
 
     `pass@1` is the mean over problems of the share of right answers, with `pass@1/low` and `/high`; `pass@k` is
     unbiased, for k = 2, 4, .. and n, the smallest number of answers that a problem has. `tokens/all`, `/correct` and
-    `/wrong` are means over rows, absent when there is no such row.
+    `/wrong` are means over rows, absent when there is no such row of a known length.
 
     An answer that was asked for and never came counts as wrong, as in verl's own figures: `failed` is their number, and
     tokens and `truncated` are those of the others.
 
     Args:
         uids: the same for all rows of a problem.
-        correct, truncated: 0 or 1.
+        correct, truncated: 0 or 1. truncated and tokens may be NaN: not known.
         expected: answers asked for, by data source and uid; None: those that are there.
 
     Raises:
         ValueError: lengths differ, or a verdict is neither 0 nor 1.
     """
-    columns = [np.asarray(column) for column in (data_sources, uids, correct, truncated, tokens)]
+    columns = [np.asarray(column) for column in (data_sources, uids, correct)]
+    columns += [np.asarray(column, dtype=np.float64) for column in (truncated, tokens)]
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"every column must have one entry per row, got lengths {[len(c) for c in columns]}")
     for name, column in (("correct", columns[2]), ("truncated", columns[3])):
-        if not np.isin(column, (0, 1)).all():
-            raise ValueError(f"{name} must be 0 or 1 in every row, got {column[~np.isin(column, (0, 1))][0]}")
+        wrong = ~np.isin(column, (0, 1))
+        wrong &= ~np.isnan(column) if name == "truncated" else True
+        if wrong.any():
+            raise ValueError(f"{name} must be 0 or 1 in every row, got {column[wrong][0]}")
     metrics = {}
     for source in np.unique([*columns[0], *(source for source, _ in expected or ())]):
         rows = columns[0] == source
@@ -174,9 +177,10 @@ def _source_metrics(uids_R, correct_R, truncated_R, tokens_R, asked: dict[str, i
     metrics = {"pass@1": np.mean(successes_P / attempts_P), "pass@1/low": low, "pass@1/high": high}
     for k in powers_of_two(int(attempts_P.min()))[1:]:
         metrics[f"pass@{k}"] = np.mean(pass_at_k(attempts_P, successes_P, k))
-    for name, rows in (("all", slice(None)), ("correct", correct_R == 1), ("wrong", correct_R == 0)):
-        if len(tokens_R[rows]):
-            metrics[f"tokens/{name}"] = np.mean(tokens_R[rows])
-    if len(truncated_R):
-        metrics["truncated"] = np.mean(truncated_R)
+    is_known_R = ~np.isnan(tokens_R)
+    for name, rows_R in (("all", is_known_R), ("correct", correct_R == 1), ("wrong", correct_R == 0)):
+        if (rows_R & is_known_R).any():
+            metrics[f"tokens/{name}"] = np.mean(tokens_R[rows_R & is_known_R])
+    if not np.isnan(truncated_R).all():
+        metrics["truncated"] = np.nanmean(truncated_R)
     return metrics | {"problems": len(attempts_P), "failed": (attempts_P - found_P).sum()}

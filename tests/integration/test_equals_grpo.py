@@ -4,12 +4,16 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 from verl.utils import tensordict_utils as tu
 
+from recipe.r3.custom_reward import RewardFunction
 from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
 from recipe.r3.replay_buffer import rows_of
+from recipe.r3.reward_manager import question
 
 from .conftest import GRADED, STEPS, VERLS_MANAGER, Run, assert_equal_weights, skip_overrides
 
@@ -26,7 +30,7 @@ SAME = (
 )
 
 
-def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, recording):
+def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, recording, warm_start):
     save = [f"trainer.save_freq={STEPS}", *skip_overrides(recording)]
     # Verl's trainer as it comes: without the measurements that `r3 run --method grpo` adds, and every process of it a
     # new interpreter, while those of the other run are forks of one that serves the whole suite.
@@ -34,14 +38,28 @@ def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, record
     off = train("r3", "off", *save, *GRADED, *OFF)
 
     assert_equal_training(grpo, off)
-    # Graded scores trained: the reward function that was recorded was the user's own.
-    rows = [row for file in recording.rglob("tq_batch.pt") for row in scores_of(file)]
-    assert {round(score, 6) for score in rows} == {0.0, 0.3, 1.0}
+    # Graded scores trained: the reward function that was recorded was the user's own, and what verl's manager made of
+    # it is what R^3's makes of it.
+    rows = [row for file in recording.rglob("tq_batch.pt") for row in recorded(file)]
+    scores = scores_of(rows)
+    assert {round(score, 6) for score in scores} == {0.0, 0.3, 1.0}
+    tokenizer = AutoTokenizer.from_pretrained(warm_start / "model")
+    function = RewardFunction(GRADED[0].partition("=")[2], "compute_score", {}, 60, 1)
+    try:
+        texts = [tokenizer.decode(row["responses"], skip_special_tokens=True) for row in rows]
+        verdicts = [function(*question(row, text)) for row, text in zip(rows, texts, strict=True)]
+    finally:
+        function.close()
+    assert [float(np.float32(verdict.score)) for verdict in verdicts] == scores
 
 
-def scores_of(file: Path) -> list[float]:
-    data = torch.load(file, weights_only=False)["tensordict"].select("rm_scores")
-    return [float(row["rm_scores"].sum()) for row in rows_of(data)]
+def scores_of(rows: list[dict]) -> list[float]:
+    return [float(row["rm_scores"].sum()) for row in rows]
+
+
+def recorded(file: Path) -> list[dict]:
+    fields = "rm_scores", "responses", "reward_model", "data_source", "extra_info"
+    return rows_of(torch.load(file, weights_only=False)["tensordict"].select(*fields))
 
 
 @pytest.fixture
@@ -64,7 +82,7 @@ def one_group(asynchronous_recording):
         groups = defaultdict(list)
         for position, key in enumerate(payload["keys"]):
             groups[key.split("_")[0]].append(position)
-        scores = scores_of(file)
+        scores = scores_of(recorded(file))
         mixed = next(rows for rows in groups.values() if len({scores[row] for row in rows}) > 1)
         payload["tensordict"] = tu.index_select_tensor_dict(payload["tensordict"], mixed)
         for name in ("keys", "tags"):

@@ -1,11 +1,13 @@
 """The real command end to end: every mechanism in the ledger, the run folder, validation, two ranks, stragglers."""
 
 import json
+import math
 import re
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -158,7 +160,8 @@ def test_a_report_is_drawn_from_a_real_run(full):
 
 
 def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
-    """Two FSDP ranks, two rollout replicas and two optimizer steps; what the workers received decides."""
+    """Two FSDP ranks, two rollout replicas and two optimizer steps; what the workers received decides. With a reward
+    function that fails in all ways."""
     folder = tmp_path / "rows"
     run = train(
         *("r3", "two_ranks", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"),
@@ -166,7 +169,13 @@ def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
         *("algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"),
         # Every all-wrong group is ranked.
         *("algorithm.r3.ranking.scope=failed", f"algorithm.r3.rows_folder={folder}"),
+        f"reward.custom_reward_function.path={Path(__file__).with_name('misbehaving_reward.py')}",
+        "reward.reward_kwargs.grader_timeout_s=1",
     )
+    assert 0 < sum(row.get("reward/errors", 0) for row in run.rows) == run.summary["reward_errors"]
+    log = (run.folder / "run.log").read_text()
+    assert "the reward function " in log and "Traceback" not in log
+    assert all(math.isfinite(row["critic/score/max"]) and row["critic/score/max"] <= 2 for row in run.rows)
     assert len(run.rows) == 3 and all(row["fresh/rows"] == 64 for row in run.rows)
     assert all(row["training/rollout_actor_probs_pearson_corr"] > 0.99 for row in run.rows)
     assert [row["groups/split"] for row in run.rows] == [0, 0, 0]

@@ -162,6 +162,15 @@ def test_validation_metrics_by_hand():
     assert "val/amc/tokens/correct" not in metrics and "val/amc/pass@3" not in metrics
 
 
+def test_lengths_and_cuts_that_are_not_known_are_left_out():
+    sources, uids, correct, truncated, tokens = (list(column) for column in HAND)
+    unknown = [float("nan")] * len(tokens)
+    full, bare = validation_metrics(*HAND), validation_metrics(sources, uids, correct, unknown, unknown)
+    assert bare == {key: full[key] for key in full if "tokens/" not in key and "truncated" not in key}
+    with pytest.raises(ValueError, match="correct must be 0 or 1"):
+        validation_metrics(sources, uids, unknown, truncated, tokens)
+
+
 def test_validation_metrics_do_not_depend_on_the_order_of_rows():
     order = np.random.default_rng(5).permutation(len(HAND[0]))
     shuffled = [[column[i] for i in order] for column in HAND]

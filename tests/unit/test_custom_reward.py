@@ -227,7 +227,7 @@ def test_the_further_arguments_arrive_as_they_are(function):
 
 @pytest.mark.parametrize(
     "result",
-    [math.nan, math.inf, -math.inf, "1.0", None, [1.0], {"acc": 1}, {"score": "1"}, {"score": math.nan}, 1j]
+    [math.nan, math.inf, -math.inf, "1.0", None, [1.0], {"acc": 1}, {"score": "1"}, {"score": math.nan}, 1j, -2e18]
     + [{"score": 1.0, "acc": 0.5}, {"score": 1.0, "acc": "yes"}, {"score": 1.0, "acc": [1]}],
 )
 def test_what_is_no_score_is_none(result):

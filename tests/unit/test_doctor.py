@@ -650,6 +650,22 @@ class TestConfig:
         config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", "grpo"
         assert levels(settings.check_config(config)) == [OK]
 
+    @pytest.mark.parametrize("method", ["r3", "grpo"])
+    @pytest.mark.parametrize(
+        ("key", "value", "told"),
+        [
+            ("actor_rollout_ref.actor.policy_loss.loss_mode", "gsppo", "gsppo"),
+            ("reward.reward_manager.name", "naive", "add reward.reward_manager.source=register"),
+            ("reward.reward_manager", {"source": "register", "name": "nosuch"}, "Unknown reward manager: nosuch"),
+            ("reward.sandbox_fusion.url", "http://localhost", "source=register reward.reward_manager.name=naive"),
+        ],
+    )
+    def test_names_that_nobody_knows_and_what_nobody_asks(self, config, method, key, value, told):
+        if method == "grpo":
+            config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "baseline", "grpo"
+        OmegaConf.update(config, key, value)
+        assert told in only(settings.check_config(config), FAIL).found
+
     def test_reward_settings_are_those_that_the_workers_will_build(self, config):
         config.reward.reward_kwargs.grader_timeout_s = -1
         finding = only(settings.check_config(config), FAIL)
@@ -710,6 +726,7 @@ class TestConfig:
             ["model_engine=megatron"],
             ["data.train_files=[a,b]", "trainer.logger=console", "trainer.resume_mode=resume_path"],
             ["reward.reward_kwargs=null", "algorithm.r3.replay.reflected_unless=null", "trainer.logger=[]"],
+            ['algorithm.rollout_correction.rollout_is_threshold="0.5_5.0"'],
             ["skip.rollout_tq.steps=[1,2]", "skip.rollout_tq.enable=True", "+trainer.mine=5", "data.seed=null"],
         ):
             assert settings.wrong_values(compose_config(overrides)) == [], overrides

@@ -88,6 +88,14 @@ def test_a_finished_run_is_told_with_its_numbers():
     assert try_next.startswith("Train GRPO beside it before you trust the gain: `r3 study --arms grpo r3` gives")
 
 
+def test_answers_without_a_score_are_told_of_training_and_validation():
+    rows = rows_of([0.0, 0.0])
+    rows[0]["val/reward_errors"], rows[1]["reward/errors"] = 8, 1
+    happened, *_ = said(run_of(rows))
+    told = "gave no score for 1 answer of training and 8 answers of validation, which count as wrong."
+    assert happened.endswith(f"; the reward function {told}")
+
+
 def test_a_single_step_with_a_single_dead_group_is_told_in_the_singular():
     rows = rows_of([0.25], steps=1, dead=1, left=0)
     rows[1] |= {"groups/total": 1, "groups/mixed": 0, "groups/rescued_by_replay": 1}

@@ -394,6 +394,7 @@ def report_of(plain: Plain, reflected: Reflected, world: str | None = "seed=1") 
     judged = verdicts.judge(figures, int(reflected.asked_P.sum()), None)
     about = {"model": {"path": "m"}, "profile": "embedded", "world": world, "overrides": ["a.b='c d'"]}
     about |= {"problems": len(plain.correct_PA), "group": plain.n, "limit": 64, "data": "d e"}
+    about |= {"val_data": None}
     about |= {"reward": {"by": "the grader", "no_score": 0}}
     parts = {"plain": {"generated": 1000, "prompts": 300}}
     return report.content(about, plain, reflected, figures, None, judged, report.cost(parts, 250.0, 60.0))
@@ -420,7 +421,9 @@ def test_a_probe_that_says_off_throughout_names_grpo_and_keeps_the_overrides():
     expected = "r3 run --profile embedded --world seed=1 --method grpo 'a.b='\"'\"'c d'\"'\"''"
     assert report.command(found) == expected
     found["settings"]["world"] = None
-    assert report.command(found) == "MODEL=m DATA='d e' " + expected.replace("--world seed=1 ", "")
+    assert report.command(found) == "MODEL=m DATA='d e' VAL_DATA=FILE " + expected.replace("--world seed=1 ", "")
+    found["settings"]["val_data"] = "v"
+    assert " VAL_DATA=v " in report.command(found)
 
 
 def test_markers_of_the_picture_tell_every_verdict_apart():
@@ -526,7 +529,7 @@ def test_effects_are_the_contrasts_of_the_plan_in_their_kind_of_world():
     assert effect("mistaken=0", "r3") is None
 
 
-FIRST_RULE = check.EXAMPLES / "results" / "probe_first_rule"
+FIRST_RULE, PRESENT_RULE = (check.EXAMPLES / "results" / name for name in ("probe_first_rule", "probe"))
 
 
 def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsys):
@@ -541,10 +544,11 @@ def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsy
     assert (yes, all_r3) == (4, 8) and "of R^3 in four of eight" in text
 
 
-def test_the_table_of_probes_says_what_the_present_rule_says_of_them():
+@pytest.mark.parametrize("record", [FIRST_RULE, PRESENT_RULE], ids=lambda folder: folder.name)
+def test_the_table_of_probes_says_what_the_present_rule_says_of_them(record):
     text = (check.EXAMPLES / "README.md").read_text()
     names = {"mistaken=0,overlong=1,stuck=0.5,train=5-6,val=1-4": "all cut off"}
-    for key, probe in json.loads((FIRST_RULE / "probes.json").read_text()).items():
+    for key, probe in json.loads((record / "probes.json").read_text()).items():
         figures, found = probe["figures"], verdicts.judge(probe["figures"], verdicts.LEAST, probe["foresight"])
         told = {name: "unclear" if v.verdict == "unclear" else f"**{v.verdict}**" for name, v in found.items()}
         short = lambda figure: verdicts.percent(figure).replace(" %", "")

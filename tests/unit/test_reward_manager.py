@@ -149,6 +149,7 @@ def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenize
     named = write_function(
         tmp_path,
         "if solution_str == 'bad': raise ValueError(solution_str)",
+        "assert {'num_turns', 'rollout_reward_scores'} <= extra_info.keys()",
         "return {'score': len(solution_str) / 8, 'acc': solution_str == ground_truth}",
     )
     r3 = make_worker(

@@ -55,6 +55,14 @@ def test_counts_add_up_over_steps_and_kinds_of_rows():
     assert summary["seconds"] == {"total": 60.0, "per_step_median": 2.0}
 
 
+def test_validation_is_ours_before_verls_and_its_errors_are_counted():
+    """verl's `acc` of a function that returns numbers under verl's manager is their mean, not a share of right ones."""
+    validation = {"step": 0, "val-core/mine/acc/mean@1": 6.5, "val/mine/pass@1": 0.25, "val/reward_errors": 3}
+    summary = summarise([validation, row(1, 0.5, **{"val/reward_errors": 1, "reward/errors": 2})], 2, 4, 1.0)
+    assert summary["val"]["first"] == 0.25
+    assert (summary["val_reward_errors"], summary["reward_errors"]) == (4, 2)
+
+
 def test_first_and_last_reward_are_means_over_a_tenth_of_the_steps():
     rows = [row(step, float(step)) for step in range(1, 21)]
     assert summarise(rows, 2, 4, 1.0)["reward"] == {"first": 1.5, "last": 19.5, "window_steps": 2}
