@@ -142,6 +142,16 @@ def check_values(config: DictConfig) -> list[Finding]:
     return [Finding(FAIL, "config", problem, "correct the setting that the message names") for problem in problems]
 
 
+def registers_elsewhere(config: DictConfig) -> bool:
+    """Whether modules that only the workers import may bring names which nobody knows here."""
+    from omegaconf import OmegaConf
+
+    from recipe.r3.r3_config import MODULES
+
+    modules = str(OmegaConf.select(config, MODULES) or "").split(",")
+    return any(module and not module.startswith(("recipe.r3.", "r3_ext.")) for module in modules)
+
+
 def check_reward(config: DictConfig) -> None:
     """Build what every reward worker builds of its settings. Raises ValueError with the full key."""
     from omegaconf import OmegaConf
@@ -152,7 +162,9 @@ def check_reward(config: DictConfig) -> None:
 
     check_reward_manager(config)
     manager = config.reward.reward_manager
-    if manager.source == "register":
+    # verl loads the file of a reward function before it looks a manager up.
+    may_be_theirs = registers_elsewhere(config) or config.reward.custom_reward_function.path
+    if manager.source == "register" and not may_be_theirs:
         try:
             get_reward_manager_cls(manager.name)
         except ValueError as error:
@@ -207,7 +219,8 @@ def check_config(config: DictConfig) -> list[Finding]:
             if is_r3(config):
                 validate_r3_config(config)
             check_reward(config)
-            get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+            if not registers_elsewhere(config):
+                get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
             validate_config(config, need_reference_policy(config), need_critic(config))
     except (ValueError, TypeError, AssertionError, HydraException, OmegaConfBaseException) as error:
         return [Finding(FAIL, "config", str(error).strip(), "correct the setting that the message names")]

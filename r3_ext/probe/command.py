@@ -142,9 +142,8 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
 
     r3 = checked(config)
     # Whoever asks it in training, here it is asked as R^3's manager does.
-    check_reward(
-        OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "importlib", "name": "R3RewardManager"}}})
-    )
+    asked = {"reward_manager": {"source": "importlib", "name": "R3RewardManager"}, "sandbox_fusion": {"url": None}}
+    check_reward(OmegaConf.merge(config, {"reward": asked}))
     model, source = subject(args, say)
     began = time.monotonic()  # a tiny model that had to be built is no part of what a probe costs
     template_kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))

@@ -70,7 +70,8 @@ def asking(config: DictConfig, rows: list[dict]) -> Iterator[Judge]:
     function, named = make_function(config, timeout_s, workers), config.reward.get("custom_reward_function")
 
     def ask_function(row: dict, text: str) -> Verdict:
-        return function(*question(row, text))
+        # A question and an answer, as verl counts the turns of what R^3 trains on.
+        return function(*question({**row, "__num_turns__": 2}, text))
 
     def ask_grader(row: dict, text: str) -> Verdict:
         verdict = grade(text, references(row), timeout_s, workers)

@@ -20,6 +20,7 @@ asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trai
 workers: `trainer.v1.trainer_mode=baseline`; `baseline_colocate_async` and `baseline_separate_async` are the others.
 """
 
+import math
 import shutil
 from pathlib import Path
 
@@ -82,29 +83,31 @@ class MeasuredMixin(StoppableMixin):
     ) -> dict:
         found = data_sources, sample_uids, reward_extra_infos_dict, sample_turns
         metrics = super()._val_metrics_update(*found, expected_acc_counts=expected_acc_counts)
-        names = [name for name in reward_extra_infos_dict if name != "reward"]
-        values = zip(*(reward_extra_infos_dict[name] for name in names), strict=True)
-        infos = [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in values]
-        rows = zip(data_sources, sample_uids, reward_extra_infos_dict["reward"], infos, strict=False)
-        # A failed rollout has no row, or nothing was reported of it.
-        rows = [row for row in rows if row[3]]
-        if not rows:
+        scores = reward_extra_infos_dict.get("reward", [])
+        if not scores:
             return metrics
-        check_judged([info for *_, info in rows], self.global_steps, "the validation of step")
-        if errors := sum(bool(info.get("reward_error")) for *_, info in rows):
-            metrics["val/reward_errors"] = errors
-        reading, unknown = Reading.of(self.config, self.tokenizer), float("nan")
-        columns = [
-            (
-                source,
-                uid,
-                reading.judge(info, score, uid)[0],
-                info.get("truncated", unknown),
-                info.get("response_length", unknown),
-            )
-            for source, uid, score, info in rows
+        infos = reported(reward_extra_infos_dict)
+        failed = [
+            bool(info.get("reward_error")) or not math.isfinite(score)
+            for score, info in zip(scores, infos, strict=True)
         ]
-        return metrics | validation_metrics(*zip(*columns, strict=True), expected=expected_acc_counts)
+        if any(failed):
+            metrics["val/reward_errors"] = sum(failed)
+        if all(failed) and self.global_steps == 0:  # Later an outage is no reason to lose what was trained.
+            raise RuntimeError(
+                "the validation before the first step: the reward function gave no score for any answer, to data of "
+                f"{', '.join(sorted(set(map(str, data_sources))))}; it fails as the log says above. Mend it, or name "
+                "data that it can judge (VAL_DATA, data.val_files)"
+            )
+        reading, unknown = Reading.of(self.config, self.tokenizer), float("nan")
+        correct, truncated, lengths = [], [], []
+        for uid, score, info in zip(sample_uids, scores, infos, strict=True):
+            correct.append(reading.judge(info, score, uid)[0])
+            truncated.append(bool(info["truncated"]) if "truncated" in info else unknown)
+            # The recipe's manager counts tokens; what others mean by that name is theirs.
+            lengths.append(info.get("response_length", unknown) if "length_bonus" in info else unknown)
+        columns = data_sources, sample_uids, correct, truncated, lengths
+        return metrics | validation_metrics(*columns, expected=expected_acc_counts)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
@@ -145,6 +148,15 @@ class LedgerMixin:
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+
+
+def reported(columns: dict[str, list]) -> list[dict]:
+    """What the reward manager told of each row besides `reward`; verl has None for what it did not tell of one."""
+    told = {name: values for name, values in columns.items() if name != "reward"}
+    return [
+        {name: values[row] for name, values in told.items() if values[row] is not None}
+        for row in range(len(columns["reward"]))
+    ]
 
 
 @register_trainer(trainer_name("baseline", SYNC))

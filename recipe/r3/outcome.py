@@ -101,10 +101,10 @@ class Reading:
         return len(responses) >= self.max_response_length and int(responses[-1]) != self.eos_token_id
 
 
-def check_judged(tags: Iterable[dict], step: int, what: str = "step") -> None:
-    """Raises RuntimeError where the reward function failed on every answer of a step, or of its validation."""
+def check_judged(tags: Iterable[dict], step: int) -> None:
+    """Raises RuntimeError where the reward function failed on every answer of a step."""
     if all(tag.get("reward_error") for tag in tags):
         raise RuntimeError(
-            f"{what} {step}: the reward function gave no score for any answer; it fails as the log says above "
+            f"step {step}: the reward function gave no score for any answer; it fails as the log says above "
             "(reward.custom_reward_function, reward.reward_kwargs.grader_timeout_s)"
         )

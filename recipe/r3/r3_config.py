@@ -370,6 +370,11 @@ def check_reward_manager(config: DictConfig) -> None:
     _require_all(
         [
             (
+                "reward.reward_manager.source",
+                manager.source in ("register", "importlib"),
+                f"must be register or importlib, got {manager.source!r}",
+            ),
+            (
                 "reward.reward_manager.name",
                 not is_own or manager.name == "R3RewardManager",
                 f"{manager.name} is not in {OWN_MANAGER}: add reward.reward_manager.source=register for one of verl's",

@@ -198,9 +198,11 @@ def function_kwargs(named: Mapping) -> dict:
 
 
 def question(row: Mapping, response: str) -> tuple:
-    """What verl's interface asks a reward function of a row's response, as plain values; `extra_info` as in `naive`."""
-    truth = (row.get("reward_model") or {}).get("ground_truth")
-    added = {"num_turns": row.get("__num_turns__"), "rollout_reward_scores": row.get("reward_scores", {})}
+    """What verl's interface asks a reward function of a row's response, as plain values; as `naive` does, `extra_info`
+    tells `num_turns` and `rollout_reward_scores`."""
+    truth, turns = (row.get("reward_model") or {}).get("ground_truth"), row.get("__num_turns__")
+    # NumPy's integers are no JSON, and who asks a judge sends some.
+    added = {"num_turns": None if turns is None else int(turns), "rollout_reward_scores": row.get("reward_scores", {})}
     return str(row.get("data_source")), response, truth, {**(row.get("extra_info") or {}), **added}
 
 

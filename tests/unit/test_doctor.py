@@ -657,6 +657,7 @@ class TestConfig:
             ("actor_rollout_ref.actor.policy_loss.loss_mode", "gsppo", "gsppo"),
             ("reward.reward_manager.name", "naive", "add reward.reward_manager.source=register"),
             ("reward.reward_manager", {"source": "register", "name": "nosuch"}, "Unknown reward manager: nosuch"),
+            ("reward.reward_manager.source", "registre", "must be register or importlib, got 'registre'"),
             ("reward.sandbox_fusion.url", "http://localhost", "source=register reward.reward_manager.name=naive"),
         ],
     )
@@ -665,6 +666,19 @@ class TestConfig:
             config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "baseline", "grpo"
         OmegaConf.update(config, key, value)
         assert told in only(settings.check_config(config), FAIL).found
+
+    def test_names_that_modules_of_the_users_own_may_bring_are_left_to_the_workers(self, config, tmp_path):
+        function = tmp_path / "mine.py"
+        function.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): return 0.0\n")
+        config.reward.reward_manager = {**config.reward.reward_manager, "source": "register", "name": "mine"}
+        assert "Unknown reward manager" in only(settings.check_config(config), FAIL).found
+        config.reward.custom_reward_function.path = str(function)
+        assert levels(settings.check_config(config)) == [OK], "the file may register it"
+        config.reward.custom_reward_function.path = None
+        config.actor_rollout_ref.actor.policy_loss.loss_mode = "mine"
+        environment = config.ray_kwargs.ray_init.runtime_env.env_vars
+        environment.VERL_USE_EXTERNAL_MODULES = f"{environment.VERL_USE_EXTERNAL_MODULES},mine"
+        assert levels(settings.check_config(config)) == [OK]
 
     def test_reward_settings_are_those_that_the_workers_will_build(self, config):
         config.reward.reward_kwargs.grader_timeout_s = -1

@@ -1,6 +1,7 @@
 """The reward manager: what verl gets back for a response, and what is refused."""
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 
 from recipe.r3 import grader_pool
 from recipe.r3.outcome import Reading
-from recipe.r3.reward_manager import R3RewardManager, RewardConfig, check_grader, is_correct, length_bonus
+from recipe.r3.reward_manager import R3RewardManager, RewardConfig, check_grader, is_correct, length_bonus, question
 
 
 def boxed(answer: str) -> str:
@@ -236,3 +237,12 @@ def test_padding_does_not_count_when_verl_gives_no_length(reward_worker):
     row = DataProto(batch=batch, non_tensor_batch={"reward_model": data.non_tensor_batch["reward_model"]})
     info = asyncio.run(reward_worker.compute_score(row))["reward_extra_info"]
     assert (info["response_length"], info["acc"]) == (data.batch["responses"].shape[1], 1.0)
+
+
+def test_a_function_may_send_what_it_is_told_as_json():
+    row = {"data_source": "s", "extra_info": {"index": 3}, "__num_turns__": np.array([2])[0]}
+    assert json.loads(json.dumps(question(row, "r"))) == [
+        *("s", "r", None),
+        {"index": 3, "num_turns": 2, "rollout_reward_scores": {}},
+    ]
+    assert question({}, "r")[3]["num_turns"] is None
