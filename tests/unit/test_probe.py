@@ -544,6 +544,19 @@ def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsy
     assert (yes, all_r3) == (4, 8) and "of R^3 in four of eight" in text
 
 
+def test_the_present_rules_record_is_current_and_told_in_the_texts(tmp_path, capsys):
+    shutil.copytree(PRESENT_RULE, tmp_path / "kept")
+    assert check.main(["--out", str(tmp_path / "kept")], print) == 0
+    told = (PRESENT_RULE / "check.md").read_text()
+    assert (tmp_path / "kept" / "check.md").read_text() == told
+    right, of = map(int, re.search(r"Right in (\d+) of (\d+) that", told).groups())
+    text = " ".join((check.EXAMPLES / "README.md").read_text().split())
+    assert f"[right in {right} of {of} that training has tested](results/probe/check.md), all of R^3" in text
+    on = [float(gain) for gain in re.findall(r"\| r3 \| on \| ([-+][0-9.]+) \|", told)]
+    assert f"({', '.join(f'{gain:+.2f}' for gain in on if gain > 0)})" in text and len(on) == of
+    assert f"it did in {right} of {of} others" in " ".join((check.EXAMPLES.parent / "README.md").read_text().split())
+
+
 @pytest.mark.parametrize("record", [FIRST_RULE, PRESENT_RULE], ids=lambda folder: folder.name)
 def test_the_table_of_probes_says_what_the_present_rule_says_of_them(record):
     text = (check.EXAMPLES / "README.md").read_text()

@@ -335,34 +335,41 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
 def test_the_texts_say_what_the_record_of_the_worlds_says():
     design = read_design(PLANS / "worlds.yaml")
     curves = command.recorded_curves(RESULTS / "worlds", design)
-    told = (RESULTS / "worlds" / "README.md").read_text()
-    rows = {
-        "| default (13, 14, 15, 16) |": {"main/r3": 1, "main/grpo": -1},
-        "| `mistaken=0.4` (13, 14, 15) |": {"mistaken_0.4/r3": 1, "mistaken_0.4/grpo": -1},
-        "| `mistaken=0` (13, 14) |": {"mistaken_0/r3": 1, "mistaken_0/grpo": -1},
-        "| `reflection=0` (13, 14) |": {"reflection_0/r3": 1, "reflection_0/grpo": -1},
-        "| all cut off (13, 14), the ranking less nothing |": {"ranking/serr": 1, "ranking/none": -1},
-    }
+    told = " ".join((RESULTS / "worlds" / "README.md").read_text().split())
     gain = next(hypothesis for hypothesis in design.hypotheses if hypothesis.name == "gain")
 
-    def gains(contrast):
-        asked = dataclasses.replace(gain, contrast=contrast)
+    def gains(folder, arm="r3", to="grpo"):
+        asked = dataclasses.replace(gain, contrast={f"{folder}/{arm}": 1, f"{folder}/{to}": -1})
         worlds = worlds_of(asked, curves, design.budgets, design.worlds)
         return worlds, contrast_values(asked, worlds, curves, design.budgets)
 
-    for row, contrast in rows.items():
-        worlds, values = gains(contrast)
-        assert f"({', '.join(map(str, worlds))})" in row, "a world was added: name it"
-        assert f"{row} {', '.join(f'{value:+.2f}' for value in values)} |" in told
-    _, by_chance = gains({"main/none": 1, "main/grpo": -1})
-    assert f"worlds 13 and 14 it ends {np.mean(by_chance):.2f} above it" in " ".join(told.split())
-    _, beyond = gains({"main/r3": 1, "main/none": -1})
-    assert f"R^3 is {beyond[0]:+.2f} and {beyond[1]:+.2f} above that arm" in " ".join(told.split())
-    default = ", ".join(f"{value:+.2f}" for value in gains(rows["| default (13, 14, 15, 16) |"])[1])
-    assert (
-        f"four worlds of twelve are there: {default}, where GRPO run twice differs by {np.mean(by_chance):.1f}."
-        in " ".join((ROOT / "README.md").read_text().split())
-    )
+    def said(values):
+        return ", ".join(f"{value:+.2f}" for value in values)
+
+    rows = {
+        "default": gains("main"),
+        "`mistaken=0.4`": gains("mistaken_0.4"),
+        "`mistaken=0`": gains("mistaken_0"),
+        "`reflection=0`": gains("reflection_0"),
+        "all cut off: the ranking less nothing": gains("ranking", "serr", "none"),
+    }
+    for kind, (worlds, values) in rows.items():
+        assert f"| {kind} | {', '.join(map(str, worlds))} | {said(values)} | {np.mean(values):+.2f} |" in told
+    worlds, by_chance = gains("main", "none")
+    assert f"In worlds {', '.join(map(str, worlds))} it ends {said(by_chance)} above GRPO's cells" in told
+    assert f"and R^3 {said(gains('main', 'r3', 'none')[1])} above that arm" in told
+
+    found = json.loads((RESULTS / "worlds" / "verdicts.json").read_text())
+
+    def with_interval(name):
+        return f"{found[name]['estimate']:+.2f} ({found[name]['low']:+.2f} to {found[name]['high']:+.2f})"
+
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"In the {found['gain']['worlds']} worlds of" in readme
+    assert f"{with_interval('gain')} above GRPO and {with_interval('gain_on_dapo')} above DAPO" in readme
+    means = [np.mean(rows[kind][1]) for kind in ("`mistaken=0.4`", "`mistaken=0`", "`reflection=0`")]
+    assert f"{means[0]:+.2f} where more facts are mistaken, {means[1]:+.2f} where none is" in readme
+    assert f"{means[2]:+.2f} where reflection is worth nothing" in readme
 
 
 @pytest.mark.usefixtures("cells_without_python")
