@@ -14,11 +14,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from scipy import stats
 
 from r3_ext import launch, run_folder
 from r3_ext.cpu import warm_start
 from r3_ext.launch import ROOT
-from r3_ext.study import arms, command, figure, outcome
+from r3_ext.study import arms, command, figure, outcome, record
 from r3_ext.study.design import read_design
 from r3_ext.study.hypotheses import contrast_values, judge, values_of, worlds_of
 from r3_ext.summary import summarise
@@ -332,6 +333,12 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
         assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
 
 
+def share_all_wrong(cells):
+    """Of all groups of an arm."""
+    sums = [sum(cell[f"groups_{name}"] for cell in cells.values()) for name in ("all_wrong", "total")]
+    return sums[0] / sums[1]
+
+
 def test_the_texts_say_what_the_record_of_the_worlds_says():
     design = read_design(PLANS / "worlds.yaml")
     curves = command.recorded_curves(RESULTS / "worlds", design)
@@ -363,6 +370,35 @@ def test_the_texts_say_what_the_record_of_the_worlds_says():
 
     def with_interval(name):
         return f"{found[name]['estimate']:+.2f} ({found[name]['low']:+.2f} to {found[name]['high']:+.2f})"
+
+    def interval(name, kind=""):
+        return f"{found[name][kind + 'low']:+.2f} to {found[name][kind + 'high']:+.2f}"
+
+    one = found["gain"]["estimate"]
+    assert (
+        f"R^3 ends {one:.2f} above GRPO (95 % interval {interval('gain')}, corrected {interval('gain', 'corrected_')})"
+        in told
+    )
+    assert f"{found['gain_on_dapo']['estimate']:.2f} above DAPO ({interval('gain_on_dapo')})" in told
+    half = found["half_the_tokens"]["estimate"]
+    assert f"it is {-half:.2f} below where GRPO ends ({interval('half_the_tokens')})" in told
+    worlds_12, differences = rows["default"]
+    assert (sum(abs(differences) < 0.1), sorted(np.array(worlds_12)[np.argsort(differences)[-3:]])) == (8, [13, 14, 17])
+    for world in (13, 17):
+        _, accuracy = curves["main/grpo"][world]
+        assert f"from {accuracy[0]:.2f} to {accuracy[-1]:.2f}" in told
+    shares = [
+        share_all_wrong(record.read_ledger(RESULTS / "worlds" / kind)["grpo"]) for kind in ("main", "mistaken_0.4")
+    ]
+    assert f"{shares[0]:.0%}".replace("%", " %") + " were all wrong there" in told
+    assert f"it was {shares[1]:.0%}".replace("%", " %") in told
+    cells = record.read_ledger(RESULTS / "worlds" / "reflection_0")["r3"].values()
+    solved, asked = (sum(cell[f"reflection_{name}"] for cell in cells) for name in ("solved", "prompts"))
+    assert f"solves {solved} of {asked} problems" in told
+    spread = np.std(differences, ddof=1)
+    decides = [f"{spread * stats.t.ppf(0.975, n - 1) / np.sqrt(n):.2f}" for n in (12, 6)]
+    assert f"standard deviation of {spread:.2f} between worlds" in told
+    assert f"twelve decide effects of about {decides[0]}, six of about {decides[1]}" in told
 
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"In the {found['gain']['worlds']} worlds of" in readme
