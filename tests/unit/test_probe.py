@@ -532,12 +532,18 @@ def test_effects_are_the_contrasts_of_the_plan_in_their_kind_of_world():
 FIRST_RULE, PRESENT_RULE = (check.EXAMPLES / "results" / name for name in ("probe_first_rule", "probe"))
 
 
-def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsys):
-    shutil.copytree(FIRST_RULE, tmp_path / "kept")
+def current(record, tmp_path):
+    """The table of a record, which made anew is the same, and what it counts as right, of how many."""
+    shutil.copytree(record, tmp_path / "kept")
     assert check.main(["--out", str(tmp_path / "kept")], print) == 0
-    told = (FIRST_RULE / "check.md").read_text()
+    told = (record / "check.md").read_text()
     assert (tmp_path / "kept" / "check.md").read_text() == told
     right, of = map(int, re.search(r"Right in (\d+) of (\d+) that", told).groups())
+    return told, right, of
+
+
+def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsys):
+    told, right, of = current(FIRST_RULE, tmp_path)
     yes, all_r3 = (len(re.findall(rf"\| r3 \| on \| [-+0-9.]+ \| {end} \|", told)) for end in ("yes", "(?:yes|no)"))
     text = " ".join((check.EXAMPLES / "README.md").read_text().split())
     assert f"[right in {right} of the {of} verdicts that training has tested]" in text
@@ -545,11 +551,7 @@ def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsy
 
 
 def test_the_present_rules_record_is_current_and_told_in_the_texts(tmp_path, capsys):
-    shutil.copytree(PRESENT_RULE, tmp_path / "kept")
-    assert check.main(["--out", str(tmp_path / "kept")], print) == 0
-    told = (PRESENT_RULE / "check.md").read_text()
-    assert (tmp_path / "kept" / "check.md").read_text() == told
-    right, of = map(int, re.search(r"Right in (\d+) of (\d+) that", told).groups())
+    told, right, of = current(PRESENT_RULE, tmp_path)
     text = " ".join((check.EXAMPLES / "README.md").read_text().split())
     assert f"[right in {right} of {of} that training has tested](results/probe/check.md), all of R^3" in text
     on = [float(gain) for gain in re.findall(r"\| r3 \| on \| ([-+][0-9.]+) \|", told)]
