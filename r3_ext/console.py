@@ -112,7 +112,8 @@ def closing_table(summary: dict) -> Table:
     errors, in_validation = summary["reward_errors"], summary["val_reward_errors"]
     if errors or in_validation:
         told = f"{errors:,}, and {in_validation:,} in validation" if in_validation else f"{errors:,}"
-        table.add_row("answers without a score", f"{told}: the reward function failed, see run.log")
+        why = "the grader was late, or the reward function failed (see run.log)"
+        table.add_row("answers without a score", f"{told}: {why}")
     table.add_row("reward, first to last", f"{reward['first']} to {reward['last']}")
     if val["first"] is not None:
         table.add_row("validation accuracy", f"{val['first']} to {val['last']}")

@@ -109,10 +109,11 @@ def happened(arms: list[Arm]) -> str:
 
 
 def errors_said(runs: list[Run]) -> str:
-    """Answers that count as wrong because the reward function failed on them."""
+    """Answers that count as wrong because the grader was late or the reward function failed on them."""
     counts = {"training": total(Arm("", runs), get("reward/errors")), "validation": total(Arm("", runs), VAL_ERRORS)}
     shown = [f"{count(number, 'answer')} of {where}" for where, number in counts.items() if number]
-    return f"; the reward function gave no score for {' and '.join(shown)}, which count as wrong" if shown else ""
+    why = "which count as wrong: the grader was late, or the reward function failed"
+    return f"; there is no score for {' and '.join(shown)}, {why}" if shown else ""
 
 
 def run_said(run: Run) -> str:

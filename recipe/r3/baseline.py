@@ -35,11 +35,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from .metrics import group_ledger, series_metrics
 from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
-from .outcome import Reading, check_judged
+from .outcome import NO_SCORE, Reading, check_judged
 from .replay_buffer import group_of, is_reflection, rows_of, versions_of
 from .stop import StoppableMixin
 from .validation import validation_metrics
 from .watchdog import WorkerWatch
+
+MEASURED = ("length_bonus", "truncated", "response_length", "reward_error")
+"""What the recipe's reward manager tells of an answer and `val/` has a figure of."""
 
 
 class MeasuredMixin(StoppableMixin):
@@ -81,12 +84,16 @@ class MeasuredMixin(StoppableMixin):
     def _val_metrics_update(
         self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
     ) -> dict:
-        found = data_sources, sample_uids, reward_extra_infos_dict, sample_turns
+        columns = reward_extra_infos_dict
+        # verl resamples every column a thousand times for each problem, while the GPUs wait.
+        left_out = MEASURED if "length_bonus" in columns else ()
+        resampled = {name: values for name, values in columns.items() if name not in left_out}
+        found = data_sources, sample_uids, resampled, sample_turns
         metrics = super()._val_metrics_update(*found, expected_acc_counts=expected_acc_counts)
-        scores = reward_extra_infos_dict.get("reward", [])
+        scores = columns.get("reward", [])
         if not scores:
             return metrics
-        infos = reported(reward_extra_infos_dict)
+        infos = reported(columns)
         failed = [
             bool(info.get("reward_error")) or not math.isfinite(score)
             for score, info in zip(scores, infos, strict=True)
@@ -95,9 +102,9 @@ class MeasuredMixin(StoppableMixin):
             metrics["val/reward_errors"] = sum(failed)
         if all(failed) and self.global_steps == 0:  # Later an outage is no reason to lose what was trained.
             raise RuntimeError(
-                "the validation before the first step: the reward function gave no score for any answer, to data of "
-                f"{', '.join(sorted(set(map(str, data_sources))))}; it fails as the log says above. Mend it, or name "
-                "data that it can judge (VAL_DATA, data.val_files)"
+                "the validation before the first step: no answer got a score, to data of "
+                f"{', '.join(sorted(set(map(str, data_sources))))}; {NO_SCORE}. Mend it, or name data that it can "
+                "judge (VAL_DATA, data.val_files)"
             )
         reading, unknown = Reading.of(self.config, self.tokenizer), float("nan")
         correct, truncated, lengths = [], [], []
@@ -106,8 +113,8 @@ class MeasuredMixin(StoppableMixin):
             truncated.append(bool(info["truncated"]) if "truncated" in info else unknown)
             # The recipe's manager counts tokens; what others mean by that name is theirs.
             lengths.append(info.get("response_length", unknown) if "length_bonus" in info else unknown)
-        columns = data_sources, sample_uids, correct, truncated, lengths
-        return metrics | validation_metrics(*columns, expected=expected_acc_counts)
+        rows = data_sources, sample_uids, correct, truncated, lengths
+        return metrics | validation_metrics(*rows, expected=expected_acc_counts)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)

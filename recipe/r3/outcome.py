@@ -29,6 +29,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from .history import PLAIN
 
+NO_SCORE = "the reward function failed as the log says above, or the grader was late, on every one"
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -102,9 +104,9 @@ class Reading:
 
 
 def check_judged(tags: Iterable[dict], step: int) -> None:
-    """Raises RuntimeError where the reward function failed on every answer of a step."""
+    """Raises RuntimeError where no answer of a step got a score."""
     if all(tag.get("reward_error") for tag in tags):
         raise RuntimeError(
-            f"step {step}: the reward function gave no score for any answer; it fails as the log says above "
+            f"step {step}: no answer got a score; {NO_SCORE} "
             "(reward.custom_reward_function, reward.reward_kwargs.grader_timeout_s)"
         )

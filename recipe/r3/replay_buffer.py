@@ -23,7 +23,7 @@ What later stages need to know of a row travels in its TransferQueue tag:
     variant   plain | reflection           truncated  response hit the limit
     score     reward before any ranking    versions  how many steps' weights wrote it
     grade     score before the length bonus: 1 or 0 unless a reward function grades
-    reward_error  where the reward function failed: true. The answer counts as wrong
+    reward_error  where the grader was late or the reward function failed: true. The answer counts as wrong
     replay_age  of a replayed row: by how many steps older than those of this step the weights were that began it
     stored_log_probs  of a replayed row: whether its behaviour log-probs are known, and finite
 """

@@ -141,11 +141,8 @@ class R3RewardManager(RewardManagerBase):
                 "length_bonus": bonus,
                 "truncated": float(self._is_truncated(tokens)),
                 "response_length": len(tokens),
-                **(
-                    {"grader_timeout": float(failed)}
-                    if self.function is None
-                    else {"score": score, "reward_error": float(failed)}
-                ),
+                "reward_error": float(failed),
+                **({} if self.function is None else {"score": score}),
             },
         }
 

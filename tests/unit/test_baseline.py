@@ -12,7 +12,8 @@ from recipe.r3.baseline import MeasuredMixin
 class Verls:
     """verl's part: figures of its own, which stay."""
 
-    def _val_metrics_update(self, *found, expected_acc_counts=None):
+    def _val_metrics_update(self, sources, uids, columns, turns, expected_acc_counts=None):
+        self.resampled = set(columns)
         return {"val-core/mine/reward/mean@1": 0.5}
 
 
@@ -36,6 +37,15 @@ def test_own_managers_columns_give_all_figures():
     )
     assert found["val-core/mine/reward/mean@1"] == 0.5
     assert (found["val/mine/pass@1"], found["val/mine/truncated"], found["val/mine/tokens/all"]) == (0.5, 0.5, 6)
+
+
+def test_verl_resamples_only_what_has_no_figure_yet():
+    measured = Measured()
+    own = {"acc": [1.0], "length_bonus": [0.5], "truncated": [0.0], "response_length": [4], "reward_error": [0.0]}
+    measured.figures(reward=[1.5], score=[1.0], **own)
+    assert measured.resampled == {"reward", "acc", "score"}
+    measured.figures(reward=[1.0], truncated=[0.0], depth=[3])  # of another manager's nothing is known
+    assert measured.resampled == {"reward", "truncated", "depth"}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +83,7 @@ def test_a_function_that_fails_is_counted_and_one_that_always_fails_ends_a_run_t
     assert found["val/reward_errors"] == 1 and found["val/mine/pass@1"] == 0.5
     assert "val/reward_errors" not in Measured().figures(**columns, reward_error=[0.0, 0.0])
     assert Measured().figures(reward=[math.nan, 1.0], score=[math.nan, 1.0])["val/reward_errors"] == 1
-    with pytest.raises(RuntimeError, match=r"gave no score for any answer, to data of mine; .*VAL_DATA"):
+    with pytest.raises(RuntimeError, match=r"no answer got a score, to data of mine; .*VAL_DATA"):
         Measured(step=0).figures(**columns, reward_error=[1.0, 1.0])
     assert Measured(step=3).figures(**columns, reward_error=[1.0, 1.0])["val/reward_errors"] == 2, "an outage"
 

@@ -92,8 +92,8 @@ def test_answers_without_a_score_are_told_of_training_and_validation():
     rows = rows_of([0.0, 0.0])
     rows[0]["val/reward_errors"], rows[1]["reward/errors"] = 8, 1
     happened, *_ = said(run_of(rows))
-    told = "gave no score for 1 answer of training and 8 answers of validation, which count as wrong."
-    assert happened.endswith(f"; the reward function {told}")
+    told = "; there is no score for 1 answer of training and 8 answers of validation, which count as wrong: the grader "
+    assert happened.endswith(f"{told}was late, or the reward function failed.")
 
 
 def test_a_single_step_with_a_single_dead_group_is_told_in_the_singular():

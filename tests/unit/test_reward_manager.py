@@ -117,14 +117,14 @@ def score(worker, *args, **kwargs) -> dict:
 
 def test_a_correct_response_earns_one_and_the_bonus(reward_worker):
     result = score(reward_worker, r"yes: \boxed{2+x}.".ljust(31), "x+2")  # 31 bytes and the end token, of 128
-    info = {"acc": 1.0, "length_bonus": 0.75, "truncated": 0.0, "response_length": 32, "grader_timeout": 0.0}
+    info = {"acc": 1.0, "length_bonus": 0.75, "truncated": 0.0, "response_length": 32, "reward_error": 0.0}
     assert result == {"reward_score": 1.75, "reward_extra_info": info}
 
 
 def test_a_wrong_response_earns_nothing_and_a_timeout_is_counted(reward_worker):
     wrong, endless = (score(reward_worker, boxed(answer), "2") for answer in ("y", "9^{9^{9^9}}"))
     assert wrong["reward_score"] == endless["reward_score"] == 0.0
-    assert [r["reward_extra_info"]["grader_timeout"] for r in (wrong, endless)] == [0.0, 1.0]
+    assert [r["reward_extra_info"]["reward_error"] for r in (wrong, endless)] == [0.0, 1.0]
     assert wrong["reward_extra_info"]["length_bonus"] == 0.0
 
 

@@ -102,4 +102,4 @@ def test_answers_without_a_score_are_told():
         console = Console(file=io.StringIO(), width=120)
         console.print(closing_table(summarise(rows, 4, 2, 1.0) | over_starts([], [])))
         tables.append(console.file.getvalue())
-    assert "3: the reward function failed" in tables[0] and "without a score" not in tables[1]
+    assert "3: the grader was late, or" in tables[0] and "without a score" not in tables[1]
