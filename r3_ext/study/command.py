@@ -405,7 +405,9 @@ def verdicts(out: Path, design: Design) -> dict[str, hypotheses.Verdict | None]:
     """What the record says of each hypothesis; writes verdicts.json and a figure of each family."""
     curves = recorded_curves(out, design)
     found = hypotheses.judge(design.hypotheses, curves, design.budgets, design.worlds)
-    values = [hypotheses.values_of(one, curves, design.budgets, design.worlds) for one in design.hypotheses]
+    values = [
+        list(hypotheses.values_of(one, curves, design.budgets, design.worlds).values()) for one in design.hypotheses
+    ]
     figure.write_families(out, list(zip(design.hypotheses, values, found.values(), strict=True)))
     written = {name: verdict and dataclasses.asdict(verdict) for name, verdict in found.items()}
     (out / "verdicts.json").write_text(json.dumps(to_json(written), indent=2) + "\n")

@@ -37,8 +37,8 @@ def write(out: Path, curves: Curves, budget: float) -> None:
                 made.savefig(path, dpi=110, metadata={"Software": None})
 
 
-Judged = tuple[Hypothesis, np.ndarray, Verdict | None]
-"""A hypothesis, its contrast in each world that has it, (W,), and its verdict."""
+Judged = tuple[Hypothesis, list[float], Verdict | None]
+"""A hypothesis, its contrast in each world that has it, and its verdict."""
 
 
 def write_families(out: Path, found: list[Judged]) -> None:
@@ -53,10 +53,10 @@ def contrasts(found: list[Judged]) -> Figure:
     """A row per hypothesis: its contrast in each world, the mean with both intervals, its bound and verdict."""
     figure = Figure(figsize=(9.6, 1.3 + 0.5 * len(found)), facecolor=COLORS["page"])
     axes = figure.subplots()
-    for place, (hypothesis, values_W, verdict) in enumerate(found):
-        _row(axes, place, list(values_W))
+    for place, (hypothesis, values, verdict) in enumerate(found):
+        _row(axes, place, values)
         axes.plot([hypothesis.bound] * 2, (place - 0.42, place + 0.42), color=COLORS["muted"], linewidth=0.8)
-        told = f"{len(values_W)} worlds"
+        told = f"{len(values)} worlds"
         if verdict is not None:
             ends = verdict.corrected_low, verdict.corrected_high
             axes.plot(ends, (place, place), color=COLORS["ink"], linewidth=0.9, marker="|", markersize=8)

@@ -53,6 +53,8 @@ class Verdict:
     worlds: int
     planned: int
     """Worlds that the plan has; while some are missing, no verdict is final."""
+    values: dict[int, float]
+    """The contrast in each world."""
 
 
 def judge(
@@ -72,7 +74,8 @@ def judge(
     found = {}
     for family in {hypothesis.family: None for hypothesis in hypotheses}:
         members = [hypothesis for hypothesis in hypotheses if hypothesis.family == family]
-        values = {h.name: values_of(h, curves, budgets, planned) for h in members}
+        by_world = {h.name: values_of(h, curves, budgets, planned) for h in members}
+        values = {name: np.array(list(of.values())) for name, of in by_world.items()}
         order = sorted(members, key=lambda h: p_value(values[h.name], h.bound))
         is_open, largest = True, 0.0
         for place, hypothesis in enumerate(order):
@@ -91,6 +94,7 @@ def judge(
                 largest,
                 len(values_W),
                 len(_planned(hypothesis, planned)),
+                by_world[hypothesis.name],
             )
     return {hypothesis.name: found[hypothesis.name] for hypothesis in hypotheses}
 
@@ -148,9 +152,10 @@ def values_of(
     curves: dict[str, dict[int, Curve]],
     budgets: dict[str, float],
     planned: dict[str, tuple[int, ...]],
-) -> np.ndarray:
-    """(W,) the contrast in each world that has it."""
-    return contrast_values(hypothesis, worlds_of(hypothesis, curves, budgets, planned), curves, budgets)
+) -> dict[int, float]:
+    """The contrast in each world that has it."""
+    worlds = worlds_of(hypothesis, curves, budgets, planned)
+    return dict(zip(worlds, contrast_values(hypothesis, worlds, curves, budgets).tolist(), strict=True))
 
 
 def contrast_values(

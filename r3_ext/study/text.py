@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from r3_ext.study import arms
 from r3_ext.study.design import Design
 from r3_ext.study.hypotheses import LEAST_WORLDS, Verdict
@@ -32,6 +34,7 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
     """Markdown with the verdicts and, for each folder of `found`, what its arms reached, cost and did."""
     parts = ["# Results", "Made by `r3 study --plan PLAN --out FOLDER --summarise` from the record beside it.", ""]
     parts += ["## Hypotheses", "", *verdict_table(design, verdicts)]
+    parts += ["", "What hangs on single worlds:", "", *world_table(design, verdicts)]
     for family in {hypothesis.family: None for hypothesis in design.hypotheses}:
         parts += ["", f"![The contrast of each hypothesis of the family {family} in every world]({family}.png)"]
     for folder, of in found.items():
@@ -66,6 +69,19 @@ def verdict_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[s
         rows.append((hypothesis.family, hypothesis.says, bound, *known))
     head = ("family", "hypothesis", "claim", "worlds", "estimate", "95 % interval", "corrected interval", "verdict")
     return table(head, rows)
+
+
+def world_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[str]:
+    """The contrast of each hypothesis in each world, their median, and how far one world moves the mean."""
+    rows = []
+    for hypothesis in design.hypotheses:
+        if verdict := verdicts[hypothesis.name]:
+            values_W = np.array(list(verdict.values.values()))
+            others_W = (values_W.sum() - values_W) / (len(values_W) - 1)
+            each = ", ".join(f"{world}: {value:+.2f}" for world, value in verdict.values.items())
+            moved = f"{others_W.min():+.3f} to {others_W.max():+.3f}"
+            rows.append((hypothesis.says, each, f"{verdict.estimate:+.3f}", f"{np.median(values_W):+.3f}", moved))
+    return table(("hypothesis", "contrast in each world", "mean", "median", "mean without any one world"), rows)
 
 
 def arm_table(found: dict[str, dict]) -> list[str]:

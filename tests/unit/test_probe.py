@@ -553,10 +553,24 @@ def test_the_first_rules_record_is_current_and_told_in_the_texts(tmp_path, capsy
 def test_the_present_rules_record_is_current_and_told_in_the_texts(tmp_path, capsys):
     told, right, of = current(PRESENT_RULE, tmp_path)
     text = " ".join((check.EXAMPLES / "README.md").read_text().split())
-    assert f"[right in {right} of {of} that training has tested](results/probe/check.md), all of R^3" in text
-    on = [float(gain) for gain in re.findall(r"\| r3 \| on \| ([-+][0-9.]+) \|", told)]
-    assert f"({', '.join(f'{gain:+.2f}' for gain in on if gain > 0)})" in text and len(on) == of
-    assert f"it did in {right} of {of} others" in " ".join((check.EXAMPLES.parent / "README.md").read_text().split())
+    assert f"[right in {right} of {of} that training has tested](results/probe/check.md)" in text
+
+    def effects(name, verdict="on"):
+        """Rounded as the table tells them, which is what is right or wrong."""
+        return [float(gain) for gain in re.findall(rf"\| {name} \| {verdict} \| ([-+][0-9.]+) \|", told)]
+
+    def said(values):
+        return ", ".join(f"{value:+.2f}" for value in values)
+
+    on, unclear = effects("r3"), effects("r3", "unclear")
+    won = [gain for gain in on if gain >= 0.05]
+    assert f"R^3 is on in {len(on)} and right in {len(won)} ({said(on)}), unclear" in text
+    assert f"unclear in {len(unclear)} ({said(unclear)})" in text
+    assert f"replay is on in {len(effects('replay'))} ({said(effects('replay'))}), reflection" in text
+    assert f"reflection in {len(effects('reflection'))} ({said(effects('reflection'))})" in text
+    assert f"ranking in {len(effects('ranking'))} where all is cut off ({said(effects('ranking'))})" in text
+    readme = " ".join((check.EXAMPLES.parent / "README.md").read_text().split())
+    assert f"it did in {len(won)} of {len(on)} others" in readme
 
 
 @pytest.mark.parametrize("record", [FIRST_RULE, PRESENT_RULE], ids=lambda folder: folder.name)

@@ -19,9 +19,9 @@ from scipy import stats
 from r3_ext import launch, run_folder
 from r3_ext.cpu import warm_start
 from r3_ext.launch import ROOT
-from r3_ext.study import arms, command, figure, outcome, record
+from r3_ext.study import arms, command, figure, outcome, record, text
 from r3_ext.study.design import read_design
-from r3_ext.study.hypotheses import contrast_values, judge, values_of, worlds_of
+from r3_ext.study.hypotheses import judge, values_of
 from r3_ext.summary import summarise
 
 CURVE = (np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.4, 0.3]))
@@ -289,7 +289,7 @@ def test_a_figure_shows_each_contrast_with_both_intervals_its_bound_and_its_verd
         "main/dapo": {0: straight(0.2), 1: straight(0.4)},
     }
     verdicts = judge((gain, half), curves, budgets, planned)
-    rows = [(one, values_of(one, curves, budgets, planned), verdicts[one.name]) for one in (gain, half)]
+    rows = [(one, list(values_of(one, curves, budgets, planned).values()), verdicts[one.name]) for one in (gain, half)]
     (axes,) = figure.contrasts(rows).axes
     worlds, bar, mean, bound, thin, few, few_mean, few_bound = [line.get_xdata() for line in axes.lines]
     assert list(worlds) == pytest.approx([0.2, 0.2, 0.3]) and list(mean) == pytest.approx([0.7 / 3])
@@ -298,8 +298,23 @@ def test_a_figure_shows_each_contrast_with_both_intervals_its_bound_and_its_verd
     t_corrected = 6.205347  # 98.75 % point of t with 2 degrees of freedom: the first of two
     assert list(thin) == pytest.approx([0.7 / 3 - t_corrected * half_width, 0.7 / 3 + t_corrected * half_width])
     assert list(bound) == list(few_bound) == [0, 0]
+
     assert list(few) == pytest.approx([0.3, 0.2]), "two worlds are dots without an interval"
     assert [text.get_text() for text in axes.texts] == ["held\n3 of 3 worlds", "2 worlds"]
+
+
+def test_a_table_shows_what_hangs_on_one_world():
+    design = read_design(PLANS / "worlds.yaml")
+    ends = {"main/grpo": (0.3, 0.4, 0.5), "main/r3": (0.25, 0.45, 0.8)}
+    curves = {
+        arm: {13 + place: straight(end, budget=60_000) for place, end in enumerate(of)} for arm, of in ends.items()
+    }
+    found = judge(design.hypotheses, curves, design.budgets, design.worlds)
+    assert found["gain"].values == {13: pytest.approx(-0.05), 14: pytest.approx(0.05), 15: pytest.approx(0.3)}
+    assert (
+        "| R^3 ends above GRPO | 13: -0.05, 14: +0.05, 15: +0.30 | +0.100 | +0.050 | +0.000 to +0.175 |"
+        in text.world_table(design, found)
+    )
 
 
 RESULTS = ROOT / "examples" / "results"
@@ -339,73 +354,160 @@ def share_all_wrong(cells):
     return sums[0] / sums[1]
 
 
-def test_the_texts_say_what_the_record_of_the_worlds_says():
-    design = read_design(PLANS / "worlds.yaml")
-    curves = command.recorded_curves(RESULTS / "worlds", design)
-    told = " ".join((RESULTS / "worlds" / "README.md").read_text().split())
-    gain = next(hypothesis for hypothesis in design.hypotheses if hypothesis.name == "gain")
+FACTORIAL = {
+    "none": (),
+    "ccr": ("ccr",),
+    "isr": ("isr",),
+    "serr": ("serr",),
+    "no_ccr": ("isr", "serr"),
+    "no_isr": ("ccr", "serr"),
+    "no_serr": ("ccr", "isr"),
+    "r3": ("ccr", "isr", "serr"),
+}
 
-    def gains(folder, arm="r3", to="grpo"):
-        asked = dataclasses.replace(gain, contrast={f"{folder}/{arm}": 1, f"{folder}/{to}": -1})
-        worlds = worlds_of(asked, curves, design.budgets, design.worlds)
-        return worlds, contrast_values(asked, worlds, curves, design.budgets)
 
-    def said(values):
-        return ", ".join(f"{value:+.2f}" for value in values)
+class Worlds:
+    """The record of the study, and what the texts beside it say."""
 
-    rows = {
-        "default": gains("main"),
-        "`mistaken=0.4`": gains("mistaken_0.4"),
-        "`mistaken=0`": gains("mistaken_0"),
-        "`reflection=0`": gains("reflection_0"),
-        "all cut off: the ranking less nothing": gains("ranking", "serr", "none"),
-    }
-    for kind, (worlds, values) in rows.items():
-        assert f"| {kind} | {', '.join(map(str, worlds))} | {said(values)} | {np.mean(values):+.2f} |" in told
-    worlds, by_chance = gains("main", "none")
-    assert f"In worlds {', '.join(map(str, worlds))} it ends {said(by_chance)} above GRPO's cells" in told
-    assert f"and R^3 {said(gains('main', 'r3', 'none')[1])} above that arm" in told
+    def __init__(self):
+        self.design = read_design(PLANS / "worlds.yaml")
+        self.curves = command.recorded_curves(RESULTS / "worlds", self.design)
+        self.told = " ".join((RESULTS / "worlds" / "README.md").read_text().split())
+        self.found = json.loads((RESULTS / "worlds" / "verdicts.json").read_text())
 
-    found = json.loads((RESULTS / "worlds" / "verdicts.json").read_text())
+    def contrast(self, weights):
+        """The worlds that have it, and it in each, at the end."""
+        gain = next(hypothesis for hypothesis in self.design.hypotheses if hypothesis.name == "gain")
+        asked = dataclasses.replace(gain, contrast=weights)
+        values = values_of(asked, self.curves, self.design.budgets, self.design.worlds)
+        return list(values), np.array(list(values.values()))
 
-    def with_interval(name):
-        return f"{found[name]['estimate']:+.2f} ({found[name]['low']:+.2f} to {found[name]['high']:+.2f})"
+    def gains(self, folder="main", arm="r3", to="grpo"):
+        return self.contrast({f"{folder}/{arm}": 1, f"{folder}/{to}": -1})
 
-    def interval(name, kind=""):
-        return f"{found[name][kind + 'low']:+.2f} to {found[name][kind + 'high']:+.2f}"
+    def interval(self, name, kind=""):
+        return f"{self.found[name][kind + 'low']:+.2f} to {self.found[name][kind + 'high']:+.2f}"
 
-    one = found["gain"]["estimate"]
-    assert (
-        f"R^3 ends {one:.2f} above GRPO (95 % interval {interval('gain')}, corrected {interval('gain', 'corrected_')})"
-        in told
+    def with_interval(self, name):
+        return f"{self.found[name]['estimate']:+.2f} ({self.interval(name)})"
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    return Worlds()
+
+
+def said(values):
+    return ", ".join(f"{value:+.2f}" for value in values)
+
+
+def t_interval(values, error=None, df=None):
+    """Of the mean at 95 %, from the values' own deviation or a given one."""
+    error, df = (np.std(values, ddof=1), len(values) - 1) if error is None else (error, df)
+    half = stats.t.ppf(0.975, df) * error / math.sqrt(len(values))
+    return f"{np.mean(values) - half:+.2f} to {np.mean(values) + half:+.2f}"
+
+
+def test_the_texts_say_what_became_of_the_aims(worlds):
+    found, told, interval = worlds.found, worlds.told, worlds.interval
+    gain = (
+        f"{found['gain']['estimate']:.2f} above GRPO ({interval('gain')}, corrected {interval('gain', 'corrected_')})"
     )
-    assert f"{found['gain_on_dapo']['estimate']:.2f} above DAPO ({interval('gain_on_dapo')})" in told
+    seeds, values = worlds.gains()
+    without_17 = np.mean([value for seed, value in zip(seeds, values, strict=True) if seed != 17])
+    assert f"R^3 ends {gain}: not decided; in the median world {np.median(values):.2f}, and without" in told
+    assert f"without world 17 alone {without_17:.2f}." in told
     half = found["half_the_tokens"]["estimate"]
     assert f"it is {-half:.2f} below where GRPO ends ({interval('half_the_tokens')})" in told
-    worlds_12, differences = rows["default"]
-    assert (sum(abs(differences) < 0.1), sorted(np.array(worlds_12)[np.argsort(differences)[-3:]])) == (8, [13, 14, 17])
-    for world in (13, 17):
-        _, accuracy = curves["main/grpo"][world]
-        assert f"from {accuracy[0]:.2f} to {accuracy[-1]:.2f}" in told
-    shares = [
-        share_all_wrong(record.read_ledger(RESULTS / "worlds" / kind)["grpo"]) for kind in ("main", "mistaken_0.4")
+    assert f"It ends {found['gain_on_dapo']['estimate']:.2f} above DAPO ({interval('gain_on_dapo')})" in told
+    seeds, values = worlds.gains(to="dapo")
+    others = [value for seed, value in zip(seeds, values, strict=True) if seed not in (14, 18, 22, 24)]
+    assert len(others) == 8 and f"in the other eight it is {np.mean(others):+.2f}." in told
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"In {found['gain']['worlds']} worlds of" in readme
+    both = f"{worlds.with_interval('gain')} above GRPO and {worlds.with_interval('gain_on_dapo')} above DAPO"
+    assert both in readme
+    isr = f"reflection adds {worlds.with_interval('effect_of_isr')}"
+    assert isr in readme and f"ranking {found['effect_of_serr']['estimate']:+.2f}" in readme
+
+
+def test_the_texts_say_what_the_factorial_shows(worlds):
+    found, told, interval = worlds.found, worlds.told, worlds.interval
+    isr, ccr, serr = (found[f"effect_of_{name}"] for name in ("isr", "ccr", "serr"))
+    assert [one["verdict"] for one in (isr, ccr, serr)] == ["held", "not decided", "not held"]
+    assert f"it adds {isr['estimate']:.2f} ({interval('effect_of_isr')}, corrected" in told
+    assert f"corrected {interval('effect_of_isr', 'corrected_')}), and in no world less than nothing" in told
+    of_isr = list(isr["values"].values())
+    assert min(of_isr) > 0 and f"standard deviation {np.std(of_isr, ddof=1):.2f})" in told
+    # A main effect and an interaction have the same error where the interactions are none.
+    on = {arm: np.array([name in arms_on for name in ("ccr", "isr", "serr")]) for arm, arms_on in FACTORIAL.items()}
+    interactions = [
+        worlds.contrast({f"main/{arm}": 0.25 * np.prod(2 * on[arm][list(of)] - 1) for arm in on})[1]
+        for of in ((0, 1), (0, 2), (1, 2), (0, 1, 2))
     ]
-    assert f"{shares[0]:.0%}".replace("%", " %") + " were all wrong there" in told
-    assert f"it was {shares[1]:.0%}".replace("%", " %") in told
-    cells = record.read_ledger(RESULTS / "worlds" / "reflection_0")["r3"].values()
+    error = math.sqrt(np.square(interactions).mean())
+    assert f"as the error ({error:.2f} in a world, {np.size(interactions)} degrees of freedom)" in told
+    assert f"it is {t_interval(of_isr, error, np.size(interactions))} before any correction" in told
+    assert f"Replay adds {ccr['estimate']:.2f} ({interval('effect_of_ccr')}), not decided" in told
+    assert f"Ranking adds {serr['estimate']:+.2f} ({interval('effect_of_serr')}) and is not held" in told
+    of_serr = np.array(list(serr["values"].values()))
+    half = stats.t.ppf(1 - 0.05 / 4 / 2, 5) * of_serr.std(ddof=1) / math.sqrt(6)
+    assert of_serr.mean() - half < 0 < 0.05 < of_serr.mean() + half, "not decided at a fourth of the level"
+    ranking = found["ranking_helps"]
+    count = ["three", "four", "five", "six"][ranking["worlds"] - 3]
+    assert f"it adds {ranking['estimate']:.2f} ({interval('ranking_helps')}) in {count} worlds" in told
+    _, values = worlds.gains(to="none")
+    assert values.min() > 0 and len(values) == 6
+    assert f"in each of the six: {said(values)}, mean {values.mean():.2f} ({t_interval(values)})" in told
+
+
+def test_the_texts_say_where_there_is_something_to_rescue(worlds):
+    told = worlds.told
+    ledgers = {kind: record.read_ledger(RESULTS / "worlds" / kind) for kind in ("main", "mistaken_0.4", "reflection_0")}
+    shares = {world: share_all_wrong({world: cell}) for world, cell in ledgers["main"]["grpo"].items()}
+    percent = lambda share: f"{share:.0%}".replace("%", " %")
+    overall, of_mistaken = (share_all_wrong(ledgers[kind]["grpo"]) for kind in ("main", "mistaken_0.4"))
+    ends = percent(min(shares.values())), percent(max(shares.values()))
+    assert f"{percent(overall)} were all wrong in the twelve worlds, {ends[0]} to {ends[1]} in one" in told
+    assert max(shares, key=shares.get) == 17 and f"it was {percent(of_mistaken)}" in told
+    numbers = ["three", "four", "five", "six"]
+    kinds = {kind: worlds.gains(kind)[1] for kind in ("mistaken_0.4", "mistaken_0", "reflection_0")}
+    counts = {kind: numbers[len(values) - 3] for kind, values in kinds.items()}
+    means = {kind: f"{values.mean():+.2f}" for kind, values in kinds.items()}
+    many = kinds["mistaken_0.4"]
+    each = "above GRPO in each" if many.min() > 0 else f"above GRPO in {(many > 0).sum()}"
+    assert f"R^3 is {means['mistaken_0.4']} ({counts['mistaken_0.4']} worlds, {each})" in told
+    assert f"where none is, {means['mistaken_0']} ({counts['mistaken_0']})" in told
+    none = kinds["reflection_0"]
+    each = "below GRPO in each" if none.max() < 0 else f"below GRPO in {(none < 0).sum()}"
+    assert f"it is {means['reflection_0']} ({counts['reflection_0']}, {each})" in told
+    cells = ledgers["reflection_0"]["r3"].values()
     solved, asked = (sum(cell[f"reflection_{name}"] for cell in cells) for name in ("solved", "prompts"))
     assert f"solves {solved} of {asked} problems" in told
-    spread = np.std(differences, ddof=1)
-    decides = [f"{spread * stats.t.ppf(0.975, n - 1) / np.sqrt(n):.2f}" for n in (12, 6)]
-    assert f"standard deviation of {spread:.2f} between worlds" in told
-    assert f"twelve decide effects of about {decides[0]}, six of about {decides[1]}" in told
-
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"In the {found['gain']['worlds']} worlds of" in readme
-    assert f"{with_interval('gain')} above GRPO and {with_interval('gain_on_dapo')} above DAPO" in readme
-    means = [np.mean(rows[kind][1]) for kind in ("`mistaken=0.4`", "`mistaken=0`", "`reflection=0`")]
-    assert f"{means[0]:+.2f} where more facts are mistaken, {means[1]:+.2f} where none is" in readme
-    assert f"{means[2]:+.2f} where reflection is worth nothing" in readme
+    assert f"{means['mistaken_0.4']} where more facts are mistaken, {means['mistaken_0']} where none is" in readme
+    assert f"{means['reflection_0']} where reflection is worth nothing" in readme
+
+
+def test_the_texts_say_how_much_is_chance(worlds):
+    told = worlds.told
+    again, by_chance = worlds.gains(arm="none")
+    assert again == list(range(13, 19)) and f"It ends {said(by_chance)} above GRPO's cells of worlds 13 to 18" in told
+    (_, at_13), (_, at_17) = (worlds.curves["main/grpo"][world] for world in (13, 17))
+    assert f"from {at_13[0]:.2f} to {at_13.max():.2f} and lost it again" in told and at_13[-1] < 0.3
+    assert f"those of validation ({at_17[0]:.2f} to {at_17[-1]:.2f})" in told
+    seeds, values = worlds.gains()
+    spread = np.std(values, ddof=1)
+    values[[seeds.index(seed) for seed in again]] -= by_chance / 2
+    assert f"R^3 is {values.mean():+.2f} ({t_interval(values)}) above it" in told
+    assert f"standard deviation of {spread:.2f} between worlds" in told
+
+    def found_in(effect, worlds):
+        away, edge = effect * math.sqrt(worlds) / spread, stats.t.ppf(0.975, worlds - 1)
+        return stats.nct.sf(edge, worlds - 1, away) + stats.nct.cdf(-edge, worlds - 1, away)
+
+    assert "twelve worlds find an effect of 0.16 four times of five, six one of 0.25" in told
+    assert found_in(0.16, 12) == pytest.approx(0.8, abs=0.02) and found_in(0.25, 6) == pytest.approx(0.8, abs=0.02)
 
 
 @pytest.mark.usefixtures("cells_without_python")
