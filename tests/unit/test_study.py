@@ -477,7 +477,10 @@ def test_the_texts_say_where_there_is_something_to_rescue(worlds):
     many = kinds["mistaken_0.4"]
     each = "above GRPO in each" if many.min() > 0 else f"above GRPO in {(many > 0).sum()}"
     assert f"R^3 is {means['mistaken_0.4']} ({counts['mistaken_0.4']} worlds, {each})" in told
-    assert f"where none is, {means['mistaken_0']} ({counts['mistaken_0']})" in told
+    held = worlds.interval("gain_with_many_mistakes"), worlds.interval("gain_with_many_mistakes", "corrected_")
+    assert worlds.found["gain_with_many_mistakes"]["verdict"] == "held"
+    assert f"in each): held, {held[0]}, corrected {held[1]}." in told
+    assert f"Where none is, it is {means['mistaken_0']} ({counts['mistaken_0']})" in told
     none = kinds["reflection_0"]
     each = "below GRPO in each" if none.max() < 0 else f"below GRPO in {(none < 0).sum()}"
     assert f"it is {means['reflection_0']} ({counts['reflection_0']}, {each})" in told
@@ -485,7 +488,10 @@ def test_the_texts_say_where_there_is_something_to_rescue(worlds):
     solved, asked = (sum(cell[f"reflection_{name}"] for cell in cells) for name in ("solved", "prompts"))
     assert f"solves {solved} of {asked} problems" in told
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{means['mistaken_0.4']} where more facts are mistaken, {means['mistaken_0']} where none is" in readme
+    assert (
+        f"{means['mistaken_0.4']} ({held[0]}) where more facts are mistaken, {means['mistaken_0']} where none is"
+        in readme
+    )
     assert f"{means['reflection_0']} where reflection is worth nothing" in readme
 
 
