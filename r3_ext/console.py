@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from r3_ext.summary import reward_of, validation_accuracy
+from r3_ext.summary import NO_SCORE, reward_of, validation_accuracy
 
 
 def step_line(row: dict, width: int) -> str:
@@ -112,8 +112,7 @@ def closing_table(summary: dict) -> Table:
     errors, in_validation = summary["reward_errors"], summary["val_reward_errors"]
     if errors or in_validation:
         told = f"{errors:,}, and {in_validation:,} in validation" if in_validation else f"{errors:,}"
-        why = "the grader was late, or the reward function failed (see run.log)"
-        table.add_row("answers without a score", f"{told}: {why}")
+        table.add_row("answers without a score", f"{told}: {NO_SCORE} (see run.log)")
     table.add_row("reward, first to last", f"{reward['first']} to {reward['last']}")
     if val["first"] is not None:
         table.add_row("validation accuracy", f"{val['first']} to {val['last']}")

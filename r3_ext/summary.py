@@ -7,6 +7,8 @@ from statistics import mean, median
 
 CUT = "metrics_cut.jsonl"
 """Rows of steps that a resumed run trained again."""
+NO_SCORE = "the grader was late, or the reward function failed"
+"""Why an answer has no score, and counts as wrong."""
 GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
 
 

@@ -13,6 +13,7 @@ from r3_ext.report.findings import ACCURACY_RISE, change, percent, total
 from r3_ext.report.runs import Arm, Run, clean
 from r3_ext.run_folder import INTERRUPTED, STOPPED
 from r3_ext.shows import what_it_shows
+from r3_ext.summary import NO_SCORE
 
 FINISHED, RUNNING, UNKNOWN = "finished", "is still running", "was trained"
 BROKEN_OFF = {STOPPED: "was stopped by SIGTERM", INTERRUPTED: "was interrupted", None: "was killed"}
@@ -112,8 +113,7 @@ def errors_said(runs: list[Run]) -> str:
     """Answers that count as wrong because the grader was late or the reward function failed on them."""
     counts = {"training": total(Arm("", runs), get("reward/errors")), "validation": total(Arm("", runs), VAL_ERRORS)}
     shown = [f"{count(number, 'answer')} of {where}" for where, number in counts.items() if number]
-    why = "which count as wrong: the grader was late, or the reward function failed"
-    return f"; there is no score for {' and '.join(shown)}, {why}" if shown else ""
+    return f"; there is no score for {' and '.join(shown)}, which count as wrong: {NO_SCORE}" if shown else ""
 
 
 def run_said(run: Run) -> str:

@@ -42,7 +42,8 @@ from .validation import validation_metrics
 from .watchdog import WorkerWatch
 
 MEASURED = ("length_bonus", "truncated", "response_length", "reward_error")
-"""What the recipe's reward manager tells of an answer and `val/` has a figure of."""
+"""What the recipe's reward manager tells of an answer besides its scores. `val/` has figures of it, but for the bonus:
+that is the reward less the score."""
 
 
 class MeasuredMixin(StoppableMixin):

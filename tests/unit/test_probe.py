@@ -563,7 +563,7 @@ def test_the_present_rules_record_is_current_and_told_in_the_texts(tmp_path, cap
         return ", ".join(f"{value:+.2f}" for value in values)
 
     on, unclear = effects("r3"), effects("r3", "unclear")
-    won = [gain for gain in on if gain >= 0.05]
+    won = [gain for gain in on if check.is_right("on", gain)]
     assert f"R^3 is on in {len(on)} and right in {len(won)} ({said(on)}), unclear" in text
     assert f"unclear in {len(unclear)} ({said(unclear)})" in text
     assert f"replay is on in {len(effects('replay'))} ({said(effects('replay'))}), reflection" in text

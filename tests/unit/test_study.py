@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from r3_ext.cpu import warm_start
 from r3_ext.launch import ROOT
 from r3_ext.study import arms, command, figure, outcome, record, text
 from r3_ext.study.design import read_design
-from r3_ext.study.hypotheses import judge, values_of
+from r3_ext.study.hypotheses import LEVEL, interval, judge, values_of
 from r3_ext.summary import summarise
 
 CURVE = (np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.4, 0.3]))
@@ -298,7 +299,6 @@ def test_a_figure_shows_each_contrast_with_both_intervals_its_bound_and_its_verd
     t_corrected = 6.205347  # 98.75 % point of t with 2 degrees of freedom: the first of two
     assert list(thin) == pytest.approx([0.7 / 3 - t_corrected * half_width, 0.7 / 3 + t_corrected * half_width])
     assert list(bound) == list(few_bound) == [0, 0]
-
     assert list(few) == pytest.approx([0.3, 0.2]), "two worlds are dots without an interval"
     assert [text.get_text() for text in axes.texts] == ["held\n3 of 3 worlds", "2 worlds"]
 
@@ -354,18 +354,6 @@ def share_all_wrong(cells):
     return sums[0] / sums[1]
 
 
-FACTORIAL = {
-    "none": (),
-    "ccr": ("ccr",),
-    "isr": ("isr",),
-    "serr": ("serr",),
-    "no_ccr": ("isr", "serr"),
-    "no_isr": ("ccr", "serr"),
-    "no_serr": ("ccr", "isr"),
-    "r3": ("ccr", "isr", "serr"),
-}
-
-
 class Worlds:
     """The record of the study, and what the texts beside it say."""
 
@@ -401,25 +389,23 @@ def said(values):
     return ", ".join(f"{value:+.2f}" for value in values)
 
 
-def t_interval(values, error=None, df=None):
-    """Of the mean at 95 %, from the values' own deviation or a given one."""
-    error, df = (np.std(values, ddof=1), len(values) - 1) if error is None else (error, df)
-    half = stats.t.ppf(0.975, df) * error / math.sqrt(len(values))
-    return f"{np.mean(values) - half:+.2f} to {np.mean(values) + half:+.2f}"
+def t_interval(values, level=LEVEL):
+    return "{:+.2f} to {:+.2f}".format(*interval(np.asarray(values), level))
+
+
+NUMBERS = dict(enumerate(("three", "four", "five", "six"), 3))
 
 
 def test_the_texts_say_what_became_of_the_aims(worlds):
-    found, told, interval = worlds.found, worlds.told, worlds.interval
-    gain = (
-        f"{found['gain']['estimate']:.2f} above GRPO ({interval('gain')}, corrected {interval('gain', 'corrected_')})"
-    )
+    found, told, of = worlds.found, worlds.told, worlds.interval
+    gain = f"{found['gain']['estimate']:.2f} above GRPO ({of('gain')}, corrected {of('gain', 'corrected_')})"
     seeds, values = worlds.gains()
     without_17 = np.mean([value for seed, value in zip(seeds, values, strict=True) if seed != 17])
     assert f"R^3 ends {gain}: not decided; in the median world {np.median(values):.2f}, and without" in told
     assert f"without world 17 alone {without_17:.2f}." in told
     half = found["half_the_tokens"]["estimate"]
-    assert f"it is {-half:.2f} below where GRPO ends ({interval('half_the_tokens')})" in told
-    assert f"It ends {found['gain_on_dapo']['estimate']:.2f} above DAPO ({interval('gain_on_dapo')})" in told
+    assert f"it is {-half:.2f} below where GRPO ends ({of('half_the_tokens')})" in told
+    assert f"It ends {found['gain_on_dapo']['estimate']:.2f} above DAPO ({of('gain_on_dapo')})" in told
     seeds, values = worlds.gains(to="dapo")
     others = [value for seed, value in zip(seeds, values, strict=True) if seed not in (14, 18, 22, 24)]
     assert len(others) == 8 and f"in the other eight it is {np.mean(others):+.2f}." in told
@@ -432,30 +418,31 @@ def test_the_texts_say_what_became_of_the_aims(worlds):
 
 
 def test_the_texts_say_what_the_factorial_shows(worlds):
-    found, told, interval = worlds.found, worlds.told, worlds.interval
+    found, told, of = worlds.found, worlds.told, worlds.interval
     isr, ccr, serr = (found[f"effect_of_{name}"] for name in ("isr", "ccr", "serr"))
     assert [one["verdict"] for one in (isr, ccr, serr)] == ["held", "not decided", "not held"]
-    assert f"it adds {isr['estimate']:.2f} ({interval('effect_of_isr')}, corrected" in told
-    assert f"corrected {interval('effect_of_isr', 'corrected_')}), and in no world less than nothing" in told
+    assert f"it adds {isr['estimate']:.2f} ({of('effect_of_isr')}, corrected" in told
+    assert f"corrected {of('effect_of_isr', 'corrected_')}), and in no world less than nothing" in told
     of_isr = list(isr["values"].values())
     assert min(of_isr) > 0 and f"standard deviation {np.std(of_isr, ddof=1):.2f})" in told
     # A main effect and an interaction have the same error where the interactions are none.
-    on = {arm: np.array([name in arms_on for name in ("ccr", "isr", "serr")]) for arm, arms_on in FACTORIAL.items()}
+    main_effects = [one.contrast for one in worlds.design.hypotheses if one.name.startswith("effect_of_")]
     interactions = [
-        worlds.contrast({f"main/{arm}": 0.25 * np.prod(2 * on[arm][list(of)] - 1) for arm in on})[1]
-        for of in ((0, 1), (0, 2), (1, 2), (0, 1, 2))
+        worlds.contrast({arm: 0.25 * math.prod(np.sign(effect[arm]) for effect in among) for arm in among[0]})[1]
+        for number in (2, 3)
+        for among in itertools.combinations(main_effects, number)
     ]
-    error = math.sqrt(np.square(interactions).mean())
-    assert f"as the error ({error:.2f} in a world, {np.size(interactions)} degrees of freedom)" in told
-    assert f"it is {t_interval(of_isr, error, np.size(interactions))} before any correction" in told
-    assert f"Replay adds {ccr['estimate']:.2f} ({interval('effect_of_ccr')}), not decided" in told
-    assert f"Ranking adds {serr['estimate']:+.2f} ({interval('effect_of_serr')}) and is not held" in told
-    of_serr = np.array(list(serr["values"].values()))
-    half = stats.t.ppf(1 - 0.05 / 4 / 2, 5) * of_serr.std(ddof=1) / math.sqrt(6)
-    assert of_serr.mean() - half < 0 < 0.05 < of_serr.mean() + half, "not decided at a fourth of the level"
+    error, df = math.sqrt(np.square(interactions).mean()), np.size(interactions)
+    assert f"as the error ({error:.2f} in a world, {df} degrees of freedom)" in told
+    half = stats.t.ppf(0.975, df) * error / math.sqrt(len(of_isr))
+    assert f"it is {isr['estimate'] - half:+.2f} to {isr['estimate'] + half:+.2f} before any correction" in told
+    assert f"Replay adds {ccr['estimate']:.2f} ({of('effect_of_ccr')}), not decided" in told
+    assert f"Ranking adds {serr['estimate']:+.2f} ({of('effect_of_serr')}) and is not held" in told
+    low, high = interval(np.array(list(serr["values"].values())), LEVEL / 4)
+    assert low < 0 < 0.05 < high, "not decided at a fourth of the level"
     ranking = found["ranking_helps"]
-    count = ["three", "four", "five", "six"][ranking["worlds"] - 3]
-    assert f"it adds {ranking['estimate']:.2f} ({interval('ranking_helps')}) in {count} worlds" in told
+    said_of_it = f"it adds {ranking['estimate']:.2f} ({of('ranking_helps')}) in {NUMBERS[ranking['worlds']]} worlds"
+    assert said_of_it in told
     _, values = worlds.gains(to="none")
     assert values.min() > 0 and len(values) == 6
     assert f"in each of the six: {said(values)}, mean {values.mean():.2f} ({t_interval(values)})" in told
@@ -470,9 +457,8 @@ def test_the_texts_say_where_there_is_something_to_rescue(worlds):
     ends = percent(min(shares.values())), percent(max(shares.values()))
     assert f"{percent(overall)} were all wrong in the twelve worlds, {ends[0]} to {ends[1]} in one" in told
     assert max(shares, key=shares.get) == 17 and f"it was {percent(of_mistaken)}" in told
-    numbers = ["three", "four", "five", "six"]
     kinds = {kind: worlds.gains(kind)[1] for kind in ("mistaken_0.4", "mistaken_0", "reflection_0")}
-    counts = {kind: numbers[len(values) - 3] for kind, values in kinds.items()}
+    counts = {kind: NUMBERS[len(values)] for kind, values in kinds.items()}
     means = {kind: f"{values.mean():+.2f}" for kind, values in kinds.items()}
     many = kinds["mistaken_0.4"]
     each = "above GRPO in each" if many.min() > 0 else f"above GRPO in {(many > 0).sum()}"
