@@ -42,7 +42,9 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
         title = f"## {folder}: at {of['tokens']:,} generated tokens" + (f", worlds with {worlds}" if worlds else "")
         if "commits" in of:
             title += f"; code: {', '.join(of['commits'])}"
-        parts += ["", title, "", f"![Every world of every arm]({folder}/dots.png)", "", *arm_table(of["arms"])]
+        # Of an arm alone there is no figure.
+        dots = [f"![Every world of every arm]({folder}/dots.png)", ""] if len(of["arms"]) > 1 else []
+        parts += ["", title, "", *dots, *arm_table(of["arms"])]
         if any("ledger" in row for row in of["arms"].values()):
             parts += ["", "A cell on average: what it cost, and what became of its groups.", ""]
             parts += [*sums_table(of["arms"], COSTS), "", *sums_table(of["arms"], LEDGER)]

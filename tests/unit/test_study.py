@@ -417,6 +417,26 @@ def test_the_texts_say_what_became_of_the_aims(worlds):
     assert isr in readme and f"ranking {found['effect_of_serr']['estimate']:+.2f}" in readme
 
 
+def test_the_texts_say_what_the_other_baselines_do(worlds):
+    found, told, of = worlds.found, worlds.told, worlds.interval
+    live, passes, paper = (found[name] for name in ("gain_on_live", "gain_on_2pass", "repairs"))
+    assert {one["verdict"] for one in (live, passes, paper)} == {"not decided"} and paper["worlds"] == 6
+    assert f"R^3 ends {live['estimate']:.2f} ({of('gain_on_live')}) above GRPO that leaves groups of equal" in told
+    assert f"and {passes['estimate']:.2f} ({of('gain_on_2pass')}) above GRPO with two passes" in told
+    without_17 = [np.mean([one["values"][world] for world in one["values"] if world != "17"]) for one in (live, passes)]
+    assert "without world 17 that is {:.2f} and {:.2f}.".format(*without_17) in told
+    assert (
+        f"It ends {paper['estimate']:.2f} ({of('repairs')}, corrected {of('repairs', 'corrected_')}) above `r3_paper`,"
+        in told
+    )
+    assert min(paper["values"].values()) > 0, "in each of the six"
+    _, values = worlds.gains(arm="r3_paper")
+    assert f"ends where GRPO does, {values.mean():+.2f} ({t_interval(values)})" in told
+    cells = record.read_ledger(RESULTS / "worlds" / "main")["r3_paper"].values()
+    reflected, all_tokens = (sum(cell[f"{name}_tokens"] for cell in cells) for name in ("reflection", "generated"))
+    assert f"it generates {reflected / all_tokens * 100:.0f} % of its tokens under reflection" in told
+
+
 def test_the_texts_say_what_the_factorial_shows(worlds):
     found, told, of = worlds.found, worlds.told, worlds.interval
     isr, ccr, serr = (found[f"effect_of_{name}"] for name in ("isr", "ccr", "serr"))
@@ -446,6 +466,12 @@ def test_the_texts_say_what_the_factorial_shows(worlds):
     _, values = worlds.gains(to="none")
     assert values.min() > 0 and len(values) == 6
     assert f"in each of the six: {said(values)}, mean {values.mean():.2f} ({t_interval(values)})" in told
+    alone = {arm: worlds.gains(arm=arm, to="none")[1] for arm in ("ccr", "isr", "serr")}
+    with_interval = [f"{values.mean():+.2f} ({t_interval(values)})" for values in alone.values()]
+    assert "shows a gain: replay {}, reflection {}, ranking {}, below in each".format(*with_interval) in told
+    assert alone["serr"].max() < 0
+    added = [worlds.gains(to=f"no_{arm}")[1].mean() for arm in alone]
+    assert "Added to the other two they are {:+.2f}, {:+.2f} and {:+.2f}.".format(*added) in told
 
 
 def test_the_texts_say_where_there_is_something_to_rescue(worlds):
@@ -466,10 +492,17 @@ def test_the_texts_say_where_there_is_something_to_rescue(worlds):
     held = worlds.interval("gain_with_many_mistakes"), worlds.interval("gain_with_many_mistakes", "corrected_")
     assert worlds.found["gain_with_many_mistakes"]["verdict"] == "held"
     assert f"in each): held, {held[0]}, corrected {held[1]}." in told
-    assert f"Where none is, it is {means['mistaken_0']} ({counts['mistaken_0']})" in told
+    no_more = worlds.interval("little_without_mistakes")
+    assert f"Where none is, it is {means['mistaken_0']} ({counts['mistaken_0']}; {no_more}): whether that" in told
+    assert worlds.found["little_without_mistakes"]["verdict"] == "not decided"
+    assert worlds.found["little_without_reflection"]["verdict"] == "held"
+    more = [worlds.found[f"{name}_the_source"] for name in ("mistakes_are", "reflection_is")]
+    assert {one["verdict"] for one in more} == {"not decided"}
+    assert f"with 0.4 mistaken than with none ({more[0]['estimate']:+.2f})" in told
+    assert f"worth everything than nothing ({more[1]['estimate']:+.2f}) is not decided" in told
     none = kinds["reflection_0"]
     each = "below GRPO in each" if none.max() < 0 else f"below GRPO in {(none < 0).sum()}"
-    assert f"it is {means['reflection_0']} ({counts['reflection_0']}, {each})" in told
+    assert f"it is {means['reflection_0']} ({counts['reflection_0']}, {each}), less than 0.1: held." in told
     cells = ledgers["reflection_0"]["r3"].values()
     solved, asked = (sum(cell[f"reflection_{name}"] for cell in cells) for name in ("solved", "prompts"))
     assert f"solves {solved} of {asked} problems" in told
