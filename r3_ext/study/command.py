@@ -51,6 +51,8 @@ from r3_ext.summary import read_metrics
 FREE = {"arms": arms.DEFAULT, "seeds": range(5), "tokens": 60_000, "world": ""}
 """Options of a study without a plan, and their defaults."""
 KEPT = "plan.yaml"
+WIDTH = max(map(len, arms.ARMS)) + 1
+"""Of a column of arms."""
 SEED = re.compile(r"seed_(0|-?[1-9][0-9]*)")
 
 
@@ -58,7 +60,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="r3 study", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    names = "\n".join(f"  {name:<12}{arm.title}" for name, arm in arms.ARMS.items())
+    names = "\n".join(f"  {name:<{WIDTH}}{arm.title}" for name, arm in arms.ARMS.items())
     parser.add_argument("--arms", nargs="+", choices=arms.ARMS, metavar="ARM", help=names)
     parser.add_argument(
         "--seeds", nargs="+", type=int, help="default: 0 1 2 3 4; with --plan its own, or of them only these"
@@ -348,15 +350,14 @@ def is_complete(folder: Path, tokens: int) -> bool:
 
 
 def describe(arm: str, seed: int, folder: Path) -> str:
+    cell = f"{arm:<{WIDTH}}seed {seed} "
     tokens, accuracy = curve_of(read_metrics(folder / "metrics.jsonl"))
     if not len(tokens):
-        return f"{arm:<12}seed {seed}  no validation"
+        return f"{cell} no validation"
     if not (folder / "summary.json").exists():
-        return f"{arm:<12}seed {seed}  was killed"
+        return f"{cell} was killed"
     seconds = json.loads((folder / "summary.json").read_text())["seconds"]["total"]
-    return (
-        f"{arm:<12}seed {seed}  val {accuracy[0]:.3f} to {accuracy[-1]:.3f}, {tokens[-1]:,.0f} tokens, {seconds:.0f} s"
-    )
+    return f"{cell} val {accuracy[0]:.3f} to {accuracy[-1]:.3f}, {tokens[-1]:,.0f} tokens, {seconds:.0f} s"
 
 
 def complete_cells(out: Path, tokens: int, say) -> dict[tuple[str, int], record.Cell]:

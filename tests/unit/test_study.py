@@ -349,9 +349,16 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
 
 
 def share_all_wrong(cells):
-    """Of all groups of an arm."""
-    sums = [sum(cell[f"groups_{name}"] for cell in cells.values()) for name in ("all_wrong", "total")]
-    return sums[0] / sums[1]
+    return share(cells, "groups_all_wrong", of="groups_total")
+
+
+def share(cells, column, of):
+    """Of the sums over the cells of an arm."""
+    return sum(cell[column] for cell in cells.values()) / sum(cell[of] for cell in cells.values())
+
+
+def percent(value):
+    return f"{value * 100:.0f} %"
 
 
 class Worlds:
@@ -369,6 +376,9 @@ class Worlds:
         asked = dataclasses.replace(gain, contrast=weights)
         values = values_of(asked, self.curves, self.design.budgets, self.design.worlds)
         return list(values), np.array(list(values.values()))
+
+    def ends(self, arm):
+        return {world: outcome.accuracy_at(curve, 60_000) for world, curve in self.curves[arm].items()}
 
     def gains(self, folder="main", arm="r3", to="grpo"):
         return self.contrast({f"{folder}/{arm}": 1, f"{folder}/{to}": -1})
@@ -398,23 +408,33 @@ NUMBERS = dict(enumerate(("three", "four", "five", "six"), 3))
 
 def test_the_texts_say_what_became_of_the_aims(worlds):
     found, told, of = worlds.found, worlds.told, worlds.interval
+    cells = [
+        sum(len(one.arms) * len(one.seeds) for one in worlds.design.experiments if one.tuned == tuned)
+        for tuned in (False, True)
+    ]
+    assert "Every cell is there: {} of the tuning, {} of the comparison.".format(*cells) in told
+    there = {
+        f"{one.folder}/{arm}": set(one.seeds) - set(worlds.curves[f"{one.folder}/{arm}"])
+        for one in worlds.design.experiments
+        for arm in one.arms
+    }
+    assert not any(there.values())
     gain = f"{found['gain']['estimate']:.2f} above GRPO ({of('gain')}, corrected {of('gain', 'corrected_')})"
     seeds, values = worlds.gains()
-    without_17 = np.mean([value for seed, value in zip(seeds, values, strict=True) if seed != 17])
-    assert f"R^3 ends {gain}: not decided; in the median world {np.median(values):.2f}, and without" in told
-    assert f"without world 17 alone {without_17:.2f}." in told
-    half = found["half_the_tokens"]["estimate"]
-    assert f"it is {-half:.2f} below where GRPO ends ({of('half_the_tokens')})" in told
+    assert f"R^3 ends {gain}: not decided; in the median world {np.median(values):.2f}." in told
+    average, half = (found[name]["estimate"] for name in ("gain_on_average", "half_the_tokens"))
+    assert f"over the budget it is {average:.2f} above ({of('gain_on_average')})" in told
+    assert f"the tokens {-half:.2f} below where GRPO ends ({of('half_the_tokens')})" in told
     assert f"It ends {found['gain_on_dapo']['estimate']:.2f} above DAPO ({of('gain_on_dapo')})" in told
-    seeds, values = worlds.gains(to="dapo")
-    others = [value for seed, value in zip(seeds, values, strict=True) if seed not in (14, 18, 22, 24)]
-    assert len(others) == 8 and f"in the other eight it is {np.mean(others):+.2f}." in told
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"In {found['gain']['worlds']} worlds of" in readme
-    both = f"{worlds.with_interval('gain')} above GRPO and {worlds.with_interval('gain_on_dapo')} above DAPO"
-    assert both in readme
-    isr = f"reflection adds {worlds.with_interval('effect_of_isr')}"
-    assert isr in readme and f"ranking {found['effect_of_serr']['estimate']:+.2f}" in readme
+    without = []
+    for to in ("grpo", "dapo"):
+        values_by_world = dict(zip(*worlds.gains(to=to), strict=True))
+        largest = sorted(sorted(values_by_world, key=values_by_world.get)[-4:])
+        without += [", ".join(map(str, largest)), np.mean([values_by_world[w] for w in seeds if w not in largest])]
+    assert "without the four largest ({}) R^3 is {:+.2f} to GRPO, without {} {:+.2f} to DAPO.".format(*without) in told
+    assert seeds == list(range(13, 25))
+    halves = values[:6].mean(), values[6:].mean()
+    assert "In worlds 13 to 18 it is {:+.2f} to GRPO, in 19 to 24 {:+.2f}.".format(*halves) in told
 
 
 def test_the_texts_say_what_the_other_baselines_do(worlds):
@@ -425,16 +445,15 @@ def test_the_texts_say_what_the_other_baselines_do(worlds):
     assert f"and {passes['estimate']:.2f} ({of('gain_on_2pass')}) above GRPO with two passes" in told
     without_17 = [np.mean([one["values"][world] for world in one["values"] if world != "17"]) for one in (live, passes)]
     assert "without world 17 that is {:.2f} and {:.2f}.".format(*without_17) in told
-    assert (
-        f"It ends {paper['estimate']:.2f} ({of('repairs')}, corrected {of('repairs', 'corrected_')}) above `r3_paper`,"
-        in told
-    )
-    assert min(paper["values"].values()) > 0, "in each of the six"
+    corrected = f"{paper['estimate']:.2f} ({of('repairs')}, corrected {of('repairs', 'corrected_')})"
+    assert f"It ends {corrected} above `r3_paper`, in each of the six;" in told and min(paper["values"].values()) > 0
     _, values = worlds.gains(arm="r3_paper")
-    assert f"ends where GRPO does, {values.mean():+.2f} ({t_interval(values)})" in told
-    cells = record.read_ledger(RESULTS / "worlds" / "main")["r3_paper"].values()
-    reflected, all_tokens = (sum(cell[f"{name}_tokens"] for cell in cells) for name in ("reflection", "generated"))
-    assert f"it generates {reflected / all_tokens * 100:.0f} % of its tokens under reflection" in told
+    _, to_none = worlds.gains(arm="r3_paper", to="none")
+    of_paper = f"{values.mean():+.2f} ({t_interval(values)}), and is {to_none.mean():+.2f} to R^3 with all three off"
+    assert f"`r3_paper` is not told apart from GRPO, {of_paper}" in told
+    cells = record.read_ledger(RESULTS / "worlds" / "main")["r3_paper"]
+    reflected = percent(share(cells, "reflection_tokens", of="generated_tokens"))
+    assert f"it generates {reflected} of its tokens under reflection" in told
 
 
 def test_the_texts_say_what_the_factorial_shows(worlds):
@@ -454,64 +473,158 @@ def test_the_texts_say_what_the_factorial_shows(worlds):
     ]
     error, df = math.sqrt(np.square(interactions).mean()), np.size(interactions)
     assert f"as the error ({error:.2f} in a world, {df} degrees of freedom)" in told
-    half = stats.t.ppf(0.975, df) * error / math.sqrt(len(of_isr))
-    assert f"it is {isr['estimate'] - half:+.2f} to {isr['estimate'] + half:+.2f} before any correction" in told
+    ends = [
+        isr["estimate"] + sign * stats.t.ppf(1 - level / 2, df) * error / math.sqrt(len(of_isr))
+        for level in (LEVEL, LEVEL / 4)
+        for sign in (-1, 1)
+    ]
+    assert "it is {:+.2f} to {:+.2f}, corrected {:+.2f} to {:+.2f}: by that error".format(*ends) in told
     assert f"Replay adds {ccr['estimate']:.2f} ({of('effect_of_ccr')}), not decided" in told
+    needs = found["ccr_needs_isr"]
+    assert f"with reflection no surer than without ({needs['estimate']:+.2f}, {of('ccr_needs_isr')})" in told
+    assert needs["verdict"] == "not decided"
     assert f"Ranking adds {serr['estimate']:+.2f} ({of('effect_of_serr')}) and is not held" in told
     low, high = interval(np.array(list(serr["values"].values())), LEVEL / 4)
     assert low < 0 < 0.05 < high, "not decided at a fourth of the level"
-    ranking = found["ranking_helps"]
-    said_of_it = f"it adds {ranking['estimate']:.2f} ({of('ranking_helps')}) in {NUMBERS[ranking['worlds']]} worlds"
-    assert said_of_it in told
+    ranking, literal = found["ranking_helps"], found["literal_ranking_helps"]
+    said_of_it = f"it adds {ranking['estimate']:.2f} ({of('ranking_helps')}) in six worlds, taken literally"
+    assert f"{said_of_it} {literal['estimate']:.2f} ({of('literal_ranking_helps')}): not decided" in told
+    assert ranking["worlds"] == 6 and {one["verdict"] for one in (ranking, literal)} == {"not decided"}
+
+
+def test_the_texts_say_what_a_mechanism_does_alone_and_beside_the_others(worlds):
     _, values = worlds.gains(to="none")
     assert values.min() > 0 and len(values) == 6
-    assert f"in each of the six: {said(values)}, mean {values.mean():.2f} ({t_interval(values)})" in told
-    alone = {arm: worlds.gains(arm=arm, to="none")[1] for arm in ("ccr", "isr", "serr")}
-    with_interval = [f"{values.mean():+.2f} ({t_interval(values)})" for values in alone.values()]
-    assert "shows a gain: replay {}, reflection {}, ranking {}, below in each".format(*with_interval) in told
-    assert alone["serr"].max() < 0
-    added = [worlds.gains(to=f"no_{arm}")[1].mean() for arm in alone]
-    assert "Added to the other two they are {:+.2f}, {:+.2f} and {:+.2f}.".format(*added) in told
+    assert f"in each of the six: {said(values)}, mean {values.mean():.2f} ({t_interval(values)})" in worlds.told
+    alone = [worlds.gains(arm=arm, to="none")[1] for arm in arms.MECHANISMS]
+    each = [f"{values.mean():+.2f} ({t_interval(values)})" for values in alone]
+    assert "shows no gain over it: replay {}, reflection {}, ranking {}.".format(*each) in worlds.told
+    beside = [worlds.gains(to=f"no_{arm}")[1] for arm in arms.MECHANISMS]
+    each = [f"{values.mean():+.2f} ({t_interval(values)})" for values in beside]
+    assert "Added to the other two they are {}, {} and {}.".format(*each) in worlds.told
 
 
-def test_the_texts_say_where_there_is_something_to_rescue(worlds):
-    told = worlds.told
-    ledgers = {kind: record.read_ledger(RESULTS / "worlds" / kind) for kind in ("main", "mistaken_0.4", "reflection_0")}
-    shares = {world: share_all_wrong({world: cell}) for world, cell in ledgers["main"]["grpo"].items()}
-    percent = lambda share: f"{share:.0%}".replace("%", " %")
-    overall, of_mistaken = (share_all_wrong(ledgers[kind]["grpo"]) for kind in ("main", "mistaken_0.4"))
-    ends = percent(min(shares.values())), percent(max(shares.values()))
-    assert f"{percent(overall)} were all wrong in the twelve worlds, {ends[0]} to {ends[1]} in one" in told
-    assert max(shares, key=shares.get) == 17 and f"it was {percent(of_mistaken)}" in told
-    kinds = {kind: worlds.gains(kind)[1] for kind in ("mistaken_0.4", "mistaken_0", "reflection_0")}
-    counts = {kind: NUMBERS[len(values)] for kind, values in kinds.items()}
-    means = {kind: f"{values.mean():+.2f}" for kind, values in kinds.items()}
-    many = kinds["mistaken_0.4"]
-    each = "above GRPO in each" if many.min() > 0 else f"above GRPO in {(many > 0).sum()}"
-    assert f"R^3 is {means['mistaken_0.4']} ({counts['mistaken_0.4']} worlds, {each})" in told
-    held = worlds.interval("gain_with_many_mistakes"), worlds.interval("gain_with_many_mistakes", "corrected_")
-    assert worlds.found["gain_with_many_mistakes"]["verdict"] == "held"
-    assert f"in each): held, {held[0]}, corrected {held[1]}." in told
-    no_more = worlds.interval("little_without_mistakes")
-    assert f"Where none is, it is {means['mistaken_0']} ({counts['mistaken_0']}; {no_more}): whether that" in told
-    assert worlds.found["little_without_mistakes"]["verdict"] == "not decided"
-    assert worlds.found["little_without_reflection"]["verdict"] == "held"
-    more = [worlds.found[f"{name}_the_source"] for name in ("mistakes_are", "reflection_is")]
+def test_the_texts_say_which_part_of_a_rescue_works(worlds):
+    names = ("fresh_rows_are_not_needed", "its_own_step_is_needed", "training_is_needed")
+    told_of = [worlds.with_interval(name) for name in (*names, "failures_are_needed", "successes_are_needed")]
+    parts = (
+        "R^3 ends {} above R^3 that trains every row of a rescued group, {} above R^3 that replays what reflection "
+        "finds from the next epoch on, and {} above R^3 whose replayed rows enter mean and std only. Where every row "
+        "trains, failures and successes end {} above successes and {} above failures:"
+    )
+    assert parts.format(*told_of) in worlds.told
+    verdicts = [worlds.found[name]["verdict"] for name in (*names, "failures_are_needed", "successes_are_needed")]
+    assert verdicts == ["not decided"] * 5
+    content = worlds.found["content_is_needed"]
+    of_it = f"{worlds.interval('content_is_needed')}, corrected {worlds.interval('content_is_needed', 'corrected_')}"
+    assert f"own answers ends {content['estimate']:+.2f} ({of_it}) above that of others' answers: held." in worlds.told
+    assert content["verdict"] == "held" and min(content["values"].values()) > 0
+    end = np.mean([*worlds.ends("main/wrong_content").values()])
+    cells = record.read_ledger(RESULTS / "worlds" / "main")["wrong_content"]
+    rescued = percent(share(cells, "groups_rescued_by_replay", of="groups_all_wrong"))
+    began = np.mean([accuracies[0] for _, accuracies in worlds.curves["main/wrong_content"].values()])
+    ends = f"Those end at {end:.2f}, where they began at {began:.2f}, with {rescued} of their all-wrong groups rescued"
+    assert ends in worlds.told
+    recipe = " ".join((ROOT / "recipe" / "r3" / "README.md").read_text().split())
+    same = "ends {} above training every row, {} above replay from the next epoch on, {} above replayed rows that enter"
+    assert same.format(*told_of) in recipe and f"every row trained, {told_of[3]} above replaying right" in recipe
+    assert f"end {content['estimate']:.2f} ({worlds.interval('content_is_needed')}) below a problem's own" in recipe
+
+
+def test_the_texts_say_where_it_helps(worlds):
+    found, told, of = worlds.found, worlds.told, worlds.interval
+    many, none, worthless = (
+        found[name] for name in ("gain_with_many_mistakes", "little_without_mistakes", "little_without_reflection")
+    )
+    assert [one["verdict"] for one in (many, none, worthless)] == ["held", "not decided", "held"]
+    assert min(many["values"].values()) > 0 and {one["worlds"] for one in (many, none, worthless)} == {6}
+    held = of("gain_with_many_mistakes"), of("gain_with_many_mistakes", "corrected_")
+    each = f"{many['estimate']:+.2f} (six worlds, above GRPO in each)"
+    assert f"R^3 is {each}: held, {held[0]}, corrected {held[1]}." in told
+    r3, grpo = (worlds.curves[f"mistaken_0.4/{arm}"].values() for arm in ("r3", "grpo"))
+    gaps = {
+        tokens: np.mean([outcome.accuracy_at(curve, tokens) for curve in r3])
+        - np.mean([outcome.accuracy_at(curve, tokens) for curve in grpo])
+        for tokens in range(10_000, 70_000, 10_000)
+    }
+    assert max(gaps, key=gaps.get) == 40_000 and f"and 40,000 tokens show more ({gaps[40_000]:+.2f}) than 60,0" in told
+    assert f"it is {none['estimate']:+.2f} (six; {of('little_without_mistakes')}): whether that" in told
+    ends = [outcome.accuracy_at(curve, 60_000) for curve in worlds.curves["mistaken_0/grpo"].values()]
+    assert f"GRPO reaches {np.mean(ends):.2f} there" in told
+    below = sum(value < 0 for value in worthless["values"].values())
+    of_it = f"(six; {of('little_without_reflection')}; below GRPO in {below})"
+    assert f"it is {worthless['estimate']:+.2f} {of_it}, less than 0.1: held." in told
+    ledgers = {
+        kind: record.read_ledger(RESULTS / "worlds" / kind)
+        for kind in ("main", "mistaken_0.4", "mistaken_0", "reflection_0")
+    }
+    cells = ledgers["reflection_0"]["r3"]
+    solved, asked = (sum(cell[f"reflection_{name}"] for cell in cells.values()) for name in ("solved", "prompts"))
+    taken = percent(share(cells, "reflection_tokens", of="generated_tokens"))
+    assert f"takes {taken} of its tokens and solves {solved} of {asked} problems" in told
+    more = [found[f"{name}_the_source"] for name in ("mistakes_are", "reflection_is")]
     assert {one["verdict"] for one in more} == {"not decided"}
     assert f"with 0.4 mistaken than with none ({more[0]['estimate']:+.2f})" in told
     assert f"worth everything than nothing ({more[1]['estimate']:+.2f}) is not decided" in told
-    none = kinds["reflection_0"]
-    each = "below GRPO in each" if none.max() < 0 else f"below GRPO in {(none < 0).sum()}"
-    assert f"it is {means['reflection_0']} ({counts['reflection_0']}, {each}), less than 0.1: held." in told
-    cells = ledgers["reflection_0"]["r3"].values()
-    solved, asked = (sum(cell[f"reflection_{name}"] for cell in cells) for name in ("solved", "prompts"))
-    assert f"solves {solved} of {asked} problems" in told
-    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    shares = {kind: percent(share_all_wrong(ledger["grpo"])) for kind, ledger in ledgers.items()}
+    assert f"groups {shares['mistaken_0.4']} are all wrong with 0.4 mistaken, {shares['main']} in default" in told
+    assert f"{shares['mistaken_0']} with none; but {shares['reflection_0']} where reflection is worth nothing" in told
+    of_worlds = np.array([share_all_wrong({world: cell}) for world, cell in ledgers["main"]["grpo"].items()])
+    (seeds, gains), (again, to_none) = worlds.gains(), worlds.gains(to="none")
+    assert [*ledgers["main"]["grpo"]] == seeds and seeds[:6] == again
+    correlations = np.corrcoef(of_worlds, gains)[0, 1], np.corrcoef(of_worlds[:6], to_none)[0, 1]
+    assert "(r = {:.2f}), not with that over R^3 with all three off ({:.2f}, six worlds)".format(*correlations) in told
+    assert len(again) == 6
+
+
+def test_the_texts_say_why_and_what_it_costs(worlds):
+    of_grpo, of_r3 = (record.read_ledger(RESULTS / "worlds" / "main")[arm] for arm in ("grpo", "r3"))
+    all_right = percent(share(of_grpo, "groups_all_correct", of="groups_total"))
+    assert f"groups {all_right} are all right, and R^3 leaves such alone" in worlds.told
+    rescued = percent(1 - share(of_r3, "groups_still_wrong", of="groups_all_wrong"))
+    all_wrong = percent(share_all_wrong(of_r3))
+    assert f"of R^3's own {all_wrong} are all wrong, and it rescues {rescued} of these" in worlds.told
+    reflected = percent(share(of_r3, "reflection_tokens", of="generated_tokens"))
+    updates = [np.mean([cell["updates"] for cell in cells.values()]) for cells in (of_r3, of_grpo)]
     assert (
-        f"{means['mistaken_0.4']} ({held[0]}) where more facts are mistaken, {means['mistaken_0']} where none is"
-        in readme
+        "{} of its tokens go to reflection, so that it has {:.0f} updates where GRPO has {:.0f}".format(
+            reflected, *updates
+        )
+        in worlds.told
     )
-    assert f"{means['reflection_0']} where reflection is worth nothing" in readme
+    apart = {
+        arm: [
+            np.diff(tokens)[np.searchsorted(tokens, 60_000) - 1] for tokens, _ in worlds.curves[f"main/{arm}"].values()
+        ]
+        for arm in ("grpo", "r3", "dapo", "r3_paper")
+    }
+    means = {arm: np.mean(values) for arm, values in apart.items()}
+    assert all(11_500 < means[arm] < 13_000 for arm in ("grpo", "r3")), "12,000 to 13,000"
+    assert all(16_000 < means[arm] < 17_000 for arm in ("dapo", "r3_paper"))
+    assert f"up to {max(apart['dapo']):,.0f} in one cell of DAPO" in worlds.told
+
+
+def test_the_texts_say_what_longer_training_shows(worlds):
+    found, told = worlds.found["plateau"], worlds.told
+    assert found["verdict"] == "not decided" and sum(value > 0 for value in found["values"].values()) == 3
+    assert (
+        f"ends {found['estimate']:.2f} above GRPO ({worlds.interval('plateau')}): not decided, above in three" in told
+    )
+    arms = {arm: worlds.curves[f"plateau/{arm}"].values() for arm in ("grpo", "r3")}
+    at = {
+        tokens: {arm: np.mean([outcome.accuracy_at(curve, tokens) for curve in cells]) for arm, cells in arms.items()}
+        for tokens in (60_000, 90_000, 180_000)
+    }
+    ends = [at[tokens][arm] for arm in arms for tokens in (90_000, 180_000)]
+    assert "GRPO has {:.2f} at 90,000 tokens and {:.2f} at the end, R^3 {:.2f} and {:.2f}:".format(*ends) in told
+    _, main = worlds.gains()
+    differences = at[60_000]["r3"] - at[60_000]["grpo"], main[:4].mean()
+    assert "these cells differ by {:+.2f}, those of the main comparison in the same four".format(*differences) in told
+    assert "worlds by {1:+.2f}.".format(*differences) in told
+    speedup = json.loads((RESULTS / "worlds/plateau/results.json").read_text())["arms"]["r3"]["speedup"]["mean"]
+    assert f"speed-up of {speedup:.1f} in results.md" in told
+    assert all(accuracies.max() > accuracies[-1] for _, accuracies in arms["grpo"])
 
 
 def test_the_texts_say_how_much_is_chance(worlds):
@@ -521,18 +634,47 @@ def test_the_texts_say_how_much_is_chance(worlds):
     (_, at_13), (_, at_17) = (worlds.curves["main/grpo"][world] for world in (13, 17))
     assert f"from {at_13[0]:.2f} to {at_13.max():.2f} and lost it again" in told and at_13[-1] < 0.3
     assert f"those of validation ({at_17[0]:.2f} to {at_17[-1]:.2f})" in told
+    alike = ("grpo", "grpo_live", "none", "grpo_2pass")
+    ends = [np.mean([worlds.ends(f"main/{arm}")[world] for world in again]) for arm in alike]
+    four = (
+        "GRPO ends at {:.2f}, and three arms that are GRPO or nearly so at {:.2f} (groups of equal rewards left out), "
+    )
+    four += "{:.2f} (R^3 with all three off) and {:.2f} (two passes)"
+    assert four.format(*ends) in told and min(ends) == ends[0]
+    methods = {"r3": ("main/r3", "plateau/r3"), "grpo": ("main/grpo", "main/none", "plateau/grpo")}
+    cells = {
+        method: {world: [worlds.ends(arm)[world] for arm in of if world in worlds.ends(arm)] for world in range(13, 25)}
+        for method, of in methods.items()
+    }
+    of_all = np.array([np.mean(cells["r3"][world]) - np.mean(cells["grpo"][world]) for world in range(13, 25)])
+    assert f"R^3 is {of_all.mean():+.2f} ({t_interval(of_all)}) above GRPO." in told
+    together = [ends for by_world in cells.values() for ends in by_world.values()]
+    df = sum(len(ends) - 1 for ends in together)
+    of_a_run = math.sqrt(sum(np.var(ends) * len(ends) for ends in together) / df)
     seeds, values = worlds.gains()
     spread = np.std(values, ddof=1)
-    values[[seeds.index(seed) for seed in again]] -= by_chance / 2
-    assert f"R^3 is {values.mean():+.2f} ({t_interval(values)}) above it" in told
-    assert f"standard deviation of {spread:.2f} between worlds" in told
+    assert f"have a standard deviation of {of_a_run:.2f} ({df} degrees of freedom), differences of two then " in told
+    of_two = f"{of_a_run * math.sqrt(2):.2f}; the difference of R^3 and GRPO has a standard deviation of {spread:.2f}"
+    assert of_two in told
 
     def found_in(effect, worlds):
         away, edge = effect * math.sqrt(worlds) / spread, stats.t.ppf(0.975, worlds - 1)
         return stats.nct.sf(edge, worlds - 1, away) + stats.nct.cdf(-edge, worlds - 1, away)
 
-    assert "twelve worlds find an effect of 0.16 four times of five, six one of 0.25" in told
+    assert "Twelve worlds find an effect of 0.16 four times of five, six one of 0.25" in told
     assert found_in(0.16, 12) == pytest.approx(0.8, abs=0.02) and found_in(0.25, 6) == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_readme_says_what_the_study_found(worlds):
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"In {worlds.found['gain']['worlds']} worlds of" in readme
+    both = f"{worlds.with_interval('gain')} above GRPO and {worlds.with_interval('gain_on_dapo')} above DAPO"
+    assert both in readme
+    effects = [worlds.with_interval(f"effect_of_{name}") for name in ("isr", "ccr", "serr")]
+    assert "reflection adds {}, replay {}, ranking {}".format(*effects) in readme
+    kinds = ("gain_with_many_mistakes", "little_without_mistakes", "little_without_reflection")
+    dose = [worlds.with_interval(name) for name in kinds]
+    assert "it is {} above GRPO; with none {}; where reflection is worth nothing {}".format(*dose) in readme
 
 
 @pytest.mark.usefixtures("cells_without_python")
@@ -570,6 +712,14 @@ def test_sigterm_ends_the_study_with_its_cell_and_the_next_call_goes_on_with_it(
     run_folder.append(folder, "start", folder=str(folder), files={}, arguments=ARGUMENTS)
     run_folder.append(folder, "end", seconds=1.0, exit_code=1)
     assert not command.goes_on(folder), "a failed cell starts anew"
+
+
+def test_the_names_of_the_arms_stand_apart_from_what_is_said_of_them(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["--help"])
+    told = capsys.readouterr().out
+    for arm in arms.ARMS:
+        assert f"  {arm} " in told and command.describe(arm, 0, tmp_path).startswith(f"{arm} ")
 
 
 def test_dapo_updates_as_often_as_the_others_on_the_embedded_profile_only():
