@@ -386,6 +386,21 @@ class Worlds:
     def interval(self, name, kind=""):
         return f"{self.found[name][kind + 'low']:+.2f} to {self.found[name][kind + 'high']:+.2f}"
 
+    def error_of_interactions(self):
+        """In a world, and its degrees of freedom: a main effect has the same error where the interactions are none."""
+        main_effects = [one.contrast for one in self.design.hypotheses if one.name.startswith("effect_of_")]
+        interactions = [
+            self.contrast({arm: 0.25 * math.prod(np.sign(effect[arm]) for effect in among) for arm in among[0]})[1]
+            for number in (2, 3)
+            for among in itertools.combinations(main_effects, number)
+        ]
+        return math.sqrt(np.square(interactions).mean()), np.size(interactions)
+
+    def interval_by_interactions(self, name, level):
+        error, df = self.error_of_interactions()
+        half = stats.t.ppf(1 - level / 2, df) * error / math.sqrt(self.found[name]["worlds"])
+        return f"{self.found[name]['estimate'] - half:+.2f} to {self.found[name]['estimate'] + half:+.2f}"
+
     def with_interval(self, name):
         return f"{self.found[name]['estimate']:+.2f} ({self.interval(name)})"
 
@@ -464,21 +479,10 @@ def test_the_texts_say_what_the_factorial_shows(worlds):
     assert f"corrected {of('effect_of_isr', 'corrected_')}), and in no world less than nothing" in told
     of_isr = list(isr["values"].values())
     assert min(of_isr) > 0 and f"standard deviation {np.std(of_isr, ddof=1):.2f})" in told
-    # A main effect and an interaction have the same error where the interactions are none.
-    main_effects = [one.contrast for one in worlds.design.hypotheses if one.name.startswith("effect_of_")]
-    interactions = [
-        worlds.contrast({arm: 0.25 * math.prod(np.sign(effect[arm]) for effect in among) for arm in among[0]})[1]
-        for number in (2, 3)
-        for among in itertools.combinations(main_effects, number)
-    ]
-    error, df = math.sqrt(np.square(interactions).mean()), np.size(interactions)
+    error, df = worlds.error_of_interactions()
     assert f"as the error ({error:.2f} in a world, {df} degrees of freedom)" in told
-    ends = [
-        isr["estimate"] + sign * stats.t.ppf(1 - level / 2, df) * error / math.sqrt(len(of_isr))
-        for level in (LEVEL, LEVEL / 4)
-        for sign in (-1, 1)
-    ]
-    assert "it is {:+.2f} to {:+.2f}, corrected {:+.2f} to {:+.2f}: by that error".format(*ends) in told
+    wide = [worlds.interval_by_interactions("effect_of_isr", level) for level in (LEVEL, LEVEL / 4)]
+    assert "it is {}, corrected {}: by that error".format(*wide) in told
     assert f"Replay adds {ccr['estimate']:.2f} ({of('effect_of_ccr')}), not decided" in told
     needs = found["ccr_needs_isr"]
     assert f"with reflection no surer than without ({needs['estimate']:+.2f}, {of('ccr_needs_isr')})" in told
@@ -498,8 +502,11 @@ def test_the_texts_say_what_a_mechanism_does_alone_and_beside_the_others(worlds)
     assert f"in each of the six: {said(values)}, mean {values.mean():.2f} ({t_interval(values)})" in worlds.told
     alone = [worlds.gains(arm=arm, to="none")[1] for arm in arms.MECHANISMS]
     each = [f"{values.mean():+.2f} ({t_interval(values)})" for values in alone]
-    assert "shows no gain over it: replay {}, reflection {}, ranking {}.".format(*each) in worlds.told
+    assert "none gains on it, and ranking loses: replay {}, reflection {}, ranking {}.".format(*each) in worlds.told
     beside = [worlds.gains(to=f"no_{arm}")[1] for arm in arms.MECHANISMS]
+    assert alone[2].max() < 0 and "it ended below all three off in each of six" in worlds.told
+    ranking = worlds.interval("effect_of_serr")
+    assert f"it adds {ranking} over the others on and off, and alone it ended" in worlds.told
     each = [f"{values.mean():+.2f} ({t_interval(values)})" for values in beside]
     assert "Added to the other two they are {}, {} and {}.".format(*each) in worlds.told
 
@@ -520,14 +527,17 @@ def test_the_texts_say_which_part_of_a_rescue_works(worlds):
     assert f"own answers ends {content['estimate']:+.2f} ({of_it}) above that of others' answers: held." in worlds.told
     assert content["verdict"] == "held" and min(content["values"].values()) > 0
     end = np.mean([*worlds.ends("main/wrong_content").values()])
-    cells = record.read_ledger(RESULTS / "worlds" / "main")["wrong_content"]
-    rescued = percent(share(cells, "groups_rescued_by_replay", of="groups_all_wrong"))
+    cells_of = record.read_ledger(RESULTS / "worlds" / "main")
+    rescued = percent(share(cells_of["wrong_content"], "groups_rescued_by_replay", of="groups_all_wrong"))
+    own = percent(share(cells_of["ccr"], "groups_rescued_by_replay", of="groups_all_wrong"))
+    to_none = worlds.gains(arm="ccr", to="none")[1].mean()
+    assert f"own answers rescue {own} and end {to_none:+.2f} to R^3 with all three off" in worlds.told
     began = np.mean([accuracies[0] for _, accuracies in worlds.curves["main/wrong_content"].values()])
     ends = f"Those end at {end:.2f}, where they began at {began:.2f}, with {rescued} of their all-wrong groups rescued"
     assert ends in worlds.told
     recipe = " ".join((ROOT / "recipe" / "r3" / "README.md").read_text().split())
     same = "ends {} above training every row, {} above replay from the next epoch on, {} above replayed rows that enter"
-    assert same.format(*told_of) in recipe and f"every row trained, {told_of[3]} above replaying right" in recipe
+    assert same.format(*told_of) in recipe and f"replaying failures, too, is {told_of[3]} to right" in recipe
     assert f"end {content['estimate']:.2f} ({worlds.interval('content_is_needed')}) below a problem's own" in recipe
 
 
@@ -558,8 +568,12 @@ def test_the_texts_say_where_it_helps(worlds):
         kind: record.read_ledger(RESULTS / "worlds" / kind)
         for kind in ("main", "mistaken_0.4", "mistaken_0", "reflection_0")
     }
-    cells = ledgers["reflection_0"]["r3"]
-    solved, asked = (sum(cell[f"reflection_{name}"] for cell in cells.values()) for name in ("solved", "prompts"))
+    asked_of = {
+        kind: tuple(sum(cell[f"reflection_{name}"] for cell in ledger["r3"].values()) for name in ("solved", "prompts"))
+        for kind, ledger in ledgers.items()
+    }
+    assert "made to undo mistakes ({} of {} solved)".format(*asked_of["mistaken_0.4"]) in told
+    cells, (solved, asked) = ledgers["reflection_0"]["r3"], asked_of["reflection_0"]
     taken = percent(share(cells, "reflection_tokens", of="generated_tokens"))
     assert f"takes {taken} of its tokens and solves {solved} of {asked} problems" in told
     more = [found[f"{name}_the_source"] for name in ("mistakes_are", "reflection_is")]
@@ -573,8 +587,11 @@ def test_the_texts_say_where_it_helps(worlds):
     of_worlds = np.array([share_all_wrong({world: cell}) for world, cell in ledgers["main"]["grpo"].items()])
     (seeds, gains), (again, to_none) = worlds.gains(), worlds.gains(to="none")
     assert [*ledgers["main"]["grpo"]] == seeds and seeds[:6] == again
-    correlations = np.corrcoef(of_worlds, gains)[0, 1], np.corrcoef(of_worlds[:6], to_none)[0, 1]
-    assert "(r = {:.2f}), not with that over R^3 with all three off ({:.2f}, six worlds)".format(*correlations) in told
+    of_none = np.array([share_all_wrong({world: cell}) for world, cell in ledgers["main"]["none"].items()])
+    pairs = ((of_worlds, gains), (of_worlds[:6], gains[:6]), (of_worlds[:6], to_none), (of_none, to_none))
+    correlations = "(r = {:.2f}; in the first six {:.2f}), not surely with that over R^3 with all three off ({:.2f}, "
+    correlations += "by the share of that arm {:+.2f})"
+    assert correlations.format(*(np.corrcoef(*pair)[0, 1] for pair in pairs)) in told
     assert len(again) == 6
 
 
@@ -602,7 +619,9 @@ def test_the_texts_say_why_and_what_it_costs(worlds):
     means = {arm: np.mean(values) for arm, values in apart.items()}
     assert all(11_500 < means[arm] < 13_000 for arm in ("grpo", "r3")), "12,000 to 13,000"
     assert all(16_000 < means[arm] < 17_000 for arm in ("dapo", "r3_paper"))
-    assert f"up to {max(apart['dapo']):,.0f} in one cell of DAPO" in worlds.told
+    assert f"at most {max(apart['dapo']):,.0f} (DAPO)" in worlds.told and max(map(max, apart.values())) == max(
+        apart["dapo"]
+    )
 
 
 def test_the_texts_say_what_longer_training_shows(worlds):
@@ -671,7 +690,8 @@ def test_the_readme_says_what_the_study_found(worlds):
     both = f"{worlds.with_interval('gain')} above GRPO and {worlds.with_interval('gain_on_dapo')} above DAPO"
     assert both in readme
     effects = [worlds.with_interval(f"effect_of_{name}") for name in ("isr", "ccr", "serr")]
-    assert "reflection adds {}, replay {}, ranking {}".format(*effects) in readme
+    wide = f"{effects[0][:-1]}; with a wider error {worlds.interval_by_interactions('effect_of_isr', LEVEL)})"
+    assert f"reflection adds {wide}, replay {effects[1]}, ranking {effects[2]}" in readme
     kinds = ("gain_with_many_mistakes", "little_without_mistakes", "little_without_reflection")
     dose = [worlds.with_interval(name) for name in kinds]
     assert "it is {} above GRPO; with none {}; where reflection is worth nothing {}".format(*dose) in readme
