@@ -21,7 +21,7 @@ from r3_ext import launch, run_folder
 from r3_ext.cpu import warm_start
 from r3_ext.launch import ROOT
 from r3_ext.study import arms, command, figure, outcome, record, text
-from r3_ext.study.design import read_design
+from r3_ext.study.design import choices, read_design
 from r3_ext.study.hypotheses import LEVEL, interval, judge, values_of
 from r3_ext.summary import summarise
 
@@ -450,6 +450,36 @@ def test_the_texts_say_what_became_of_the_aims(worlds):
     assert seeds == list(range(13, 25))
     halves = values[:6].mean(), values[6:].mean()
     assert "In worlds 13 to 18 it is {:+.2f} to GRPO, in 19 to 24 {:+.2f}.".format(*halves) in told
+
+
+def test_the_texts_say_what_tuning_and_looks_gave(worlds):
+    picked = choices(worlds.design, worlds.curves)
+    assert {arm: of.name for arm, of in picked.items() if of.name != "tuning_4e-4"} == {"r3_paper": "tuning_2e-4"}
+    assert "all but `r3_paper` (2e-4) keep 4e-4" in worlds.told
+    tuned = [
+        {
+            arm: np.mean([of(curve, 60_000) for curve in worlds.curves[f"tuning_4e-4/{arm}"].values()])
+            for arm in ("r3", "grpo")
+        }
+        for of in (outcome.accuracy_at, outcome.mean_accuracy)
+    ]
+    ends = tuned[0]["grpo"] - tuned[0]["r3"], tuned[1]["r3"] - tuned[1]["grpo"]
+    assert "R^3 ends {:.2f} below GRPO in the tuning worlds and is {:.2f} above it".format(*ends) in worlds.told
+
+    def ends_of(folder, arm):
+        cells = record.read_curves(RESULTS / folder)[arm]
+        return {seed: outcome.accuracy_at(curve, 60_000) for seed, curve in cells.items()}
+
+    looks, of_none = (ends_of(f"rescue/same_step{kind}", "r3") for kind in ("", "_mistaken_0"))
+    grpo = ends_of("worlds_b07baa2/main", "grpo") | ends_of("worlds/tuning_4e-4", "grpo")
+    gains = [looks[seed] - grpo[seed] for seed in (1, 2, 100, 101)]
+    neutral = ends_of("worlds_b07baa2/mistaken_0", "grpo")
+    gains += [of_none[seed] - neutral[seed] for seed in (1, 2)]
+    differences = "in default worlds {:+.2f}, {:+.2f}, {:+.2f} and {:+.2f} of Pass@1, "
+    differences += "where nothing is mistaken {:+.2f} and {:+.2f}"
+    assert differences.format(*gains) in worlds.told and sum(gain > 0 for gain in gains) == 4
+    again = ends_of("worlds/tuning_4e-4", "r3")[100]
+    assert f"100 had given {looks[100]:.2f}; its cell of the tuning gave {again:.2f}." in worlds.told
 
 
 def test_the_texts_say_what_the_other_baselines_do(worlds):
