@@ -1,0 +1,393 @@
+"""Every figure that the texts give of the study of worlds follows from the record beside them."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from r3_ext.launch import ROOT
+from r3_ext.study import arms, command, outcome, record
+from r3_ext.study.design import choices, read_design
+from r3_ext.study.hypotheses import LEVEL, interval, values_of
+
+RESULTS = ROOT / "examples" / "results"
+
+
+def share_all_wrong(cells):
+    return share(cells, "groups_all_wrong", of="groups_total")
+
+
+def share(cells, column, of):
+    """Of the sums over the cells of an arm."""
+    return total(cells, column) / total(cells, of)
+
+
+def total(cells, column):
+    return sum(cell[column] for cell in cells.values())
+
+
+def percent(value):
+    return f"{value * 100:.0f} %"
+
+
+class Worlds:
+    """The record of the study, and what the texts beside it say."""
+
+    def __init__(self):
+        self.design = read_design(ROOT / "examples" / "studies" / "worlds.yaml")
+        self.curves = command.recorded_curves(RESULTS / "worlds", self.design)
+        self.told = words(RESULTS / "worlds" / "README.md")
+        self.found = json.loads((RESULTS / "worlds" / "verdicts.json").read_text())
+
+    def contrast(self, weights):
+        """The worlds that have it, and it in each, at the end."""
+        gain = next(hypothesis for hypothesis in self.design.hypotheses if hypothesis.name == "gain")
+        asked = dataclasses.replace(gain, contrast=weights)
+        values = values_of(asked, self.curves, self.design.budgets, self.design.worlds)
+        return list(values), np.array(list(values.values()))
+
+    def ends(self, arm, tokens=60_000):
+        return ends(self.curves[arm], tokens)
+
+    def mean(self, arm, tokens=60_000):
+        return np.mean([*self.ends(arm, tokens).values()])
+
+    def ledger(self, folder="main"):
+        return record.read_ledger(RESULTS / "worlds" / folder)
+
+    def gains(self, folder="main", arm="r3", to="grpo"):
+        return self.contrast({f"{folder}/{arm}": 1, f"{folder}/{to}": -1})
+
+    def interval(self, name, kind=""):
+        return f"{self.found[name][kind + 'low']:+.2f} to {self.found[name][kind + 'high']:+.2f}"
+
+    def error_of_interactions(self):
+        """In a world, and its degrees of freedom: a main effect has the same error where the interactions are none."""
+        main_effects = [one.contrast for one in self.design.hypotheses if one.name.startswith("effect_of_")]
+        interactions = [
+            self.contrast({arm: 0.25 * math.prod(np.sign(effect[arm]) for effect in among) for arm in among[0]})[1]
+            for number in (2, 3)
+            for among in itertools.combinations(main_effects, number)
+        ]
+        return math.sqrt(np.square(interactions).mean()), np.size(interactions)
+
+    def interval_by_interactions(self, name, level):
+        error, df = self.error_of_interactions()
+        half = stats.t.ppf(1 - level / 2, df) * error / math.sqrt(self.found[name]["worlds"])
+        return f"{self.found[name]['estimate'] - half:+.2f} to {self.found[name]['estimate'] + half:+.2f}"
+
+    def with_interval(self, name):
+        return f"{self.found[name]['estimate']:+.2f} ({self.interval(name)})"
+
+
+def words(path):
+    """A text without its line ends."""
+    return " ".join(path.read_text().split())
+
+
+def ends(curves, tokens=60_000):
+    """What each world reaches there."""
+    return {world: outcome.accuracy_at(curve, tokens) for world, curve in curves.items()}
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    return Worlds()
+
+
+def said(values):
+    return ", ".join(f"{value:+.2f}" for value in values)
+
+
+def t_interval(values, level=LEVEL):
+    return "{:+.2f} to {:+.2f}".format(*interval(np.asarray(values), level))
+
+
+def test_the_texts_say_what_became_of_the_aims(worlds):
+    found, told, of = worlds.found, worlds.told, worlds.interval
+    cells = [
+        sum(len(one.arms) * len(one.seeds) for one in worlds.design.experiments if one.tuned == tuned)
+        for tuned in (False, True)
+    ]
+    assert "Every cell is there: {} of the tuning, {} of the comparison.".format(*cells) in told
+    there = {
+        f"{one.folder}/{arm}": set(one.seeds) - set(worlds.curves[f"{one.folder}/{arm}"])
+        for one in worlds.design.experiments
+        for arm in one.arms
+    }
+    assert not any(there.values())
+    gain = f"{found['gain']['estimate']:.2f} above GRPO ({of('gain')}, corrected {of('gain', 'corrected_')})"
+    seeds, values = worlds.gains()
+    assert f"R^3 ends {gain}: not decided; in the median world {np.median(values):.2f}." in told
+    average, half = (found[name]["estimate"] for name in ("gain_on_average", "half_the_tokens"))
+    assert f"over the budget it is {average:.2f} above ({of('gain_on_average')})" in told
+    assert f"the tokens {-half:.2f} below where GRPO ends ({of('half_the_tokens')})" in told
+    assert f"It ends {found['gain_on_dapo']['estimate']:.2f} above DAPO ({of('gain_on_dapo')})" in told
+    without = []
+    for to in ("grpo", "dapo"):
+        values_by_world = dict(zip(*worlds.gains(to=to), strict=True))
+        largest = sorted(sorted(values_by_world, key=values_by_world.get)[-4:])
+        without += [", ".join(map(str, largest)), np.mean([values_by_world[w] for w in seeds if w not in largest])]
+    assert "without the four largest ({}) R^3 is {:+.2f} to GRPO, without {} {:+.2f} to DAPO.".format(*without) in told
+    assert seeds == list(range(13, 25))
+    halves = values[:6].mean(), values[6:].mean()
+    assert "In worlds 13 to 18 it is {:+.2f} to GRPO, in 19 to 24 {:+.2f}.".format(*halves) in told
+
+
+def test_the_texts_say_what_tuning_and_looks_gave(worlds):
+    picked = choices(worlds.design, worlds.curves)
+    assert {arm: of.name for arm, of in picked.items() if of.name != "tuning_4e-4"} == {"r3_paper": "tuning_2e-4"}
+    assert "all but `r3_paper` (2e-4) keep 4e-4" in worlds.told
+    below = worlds.mean("tuning_4e-4/grpo") - worlds.mean("tuning_4e-4/r3")
+    r3, grpo = (
+        np.mean([outcome.mean_accuracy(curve, 60_000) for curve in worlds.curves[f"tuning_4e-4/{arm}"].values()])
+        for arm in ("r3", "grpo")
+    )
+    assert f"R^3 ends {below:.2f} below GRPO in the tuning worlds and is {r3 - grpo:.2f} above it" in worlds.told
+
+    def ends_of(folder, arm):
+        return ends(record.read_curves(RESULTS / folder)[arm])
+
+    looks, of_none = (ends_of(f"rescue/same_step{kind}", "r3") for kind in ("", "_mistaken_0"))
+    grpo = ends_of("worlds_b07baa2/main", "grpo") | ends_of("worlds/tuning_4e-4", "grpo")
+    gains = [looks[seed] - grpo[seed] for seed in (1, 2, 100, 101)]
+    neutral = ends_of("worlds_b07baa2/mistaken_0", "grpo")
+    gains += [of_none[seed] - neutral[seed] for seed in (1, 2)]
+    differences = "in default worlds {:+.2f}, {:+.2f}, {:+.2f} and {:+.2f} of Pass@1, "
+    differences += "where nothing is mistaken {:+.2f} and {:+.2f}"
+    assert differences.format(*gains) in worlds.told and sum(gain > 0 for gain in gains) == 4
+    again = ends_of("worlds/tuning_4e-4", "r3")[100]
+    assert f"100 had given {looks[100]:.2f}; its cell of the tuning gave {again:.2f}." in worlds.told
+
+
+def test_the_texts_say_what_the_other_baselines_do(worlds):
+    found, told, of = worlds.found, worlds.told, worlds.interval
+    live, passes, paper = (found[name] for name in ("gain_on_live", "gain_on_2pass", "repairs"))
+    assert {one["verdict"] for one in (live, passes, paper)} == {"not decided"} and paper["worlds"] == 6
+    assert f"R^3 ends {live['estimate']:.2f} ({of('gain_on_live')}) above GRPO that leaves groups of equal" in told
+    assert f"and {passes['estimate']:.2f} ({of('gain_on_2pass')}) above GRPO with two passes" in told
+    without_17 = [np.mean([one["values"][world] for world in one["values"] if world != "17"]) for one in (live, passes)]
+    assert "without world 17 that is {:.2f} and {:.2f}.".format(*without_17) in told
+    corrected = f"{paper['estimate']:.2f} ({of('repairs')}, corrected {of('repairs', 'corrected_')})"
+    assert f"It ends {corrected} above `r3_paper`, in each of the six;" in told and min(paper["values"].values()) > 0
+    _, values = worlds.gains(arm="r3_paper")
+    _, to_none = worlds.gains(arm="r3_paper", to="none")
+    of_paper = f"{values.mean():+.2f} ({t_interval(values)}), and is {to_none.mean():+.2f} to R^3 with all three off"
+    assert f"`r3_paper` is not told apart from GRPO, {of_paper}" in told
+    cells = worlds.ledger()["r3_paper"]
+    reflected = percent(share(cells, "reflection_tokens", of="generated_tokens"))
+    assert f"it generates {reflected} of its tokens under reflection" in told
+
+
+def test_the_texts_say_what_the_factorial_shows(worlds):
+    found, told, of = worlds.found, worlds.told, worlds.interval
+    isr, ccr, serr = (found[f"effect_of_{name}"] for name in ("isr", "ccr", "serr"))
+    assert [one["verdict"] for one in (isr, ccr, serr)] == ["held", "not decided", "not held"]
+    assert f"it adds {isr['estimate']:.2f} ({of('effect_of_isr')}, corrected" in told
+    assert f"corrected {of('effect_of_isr', 'corrected_')}), and in no world less than nothing" in told
+    of_isr = list(isr["values"].values())
+    assert min(of_isr) > 0 and f"standard deviation {np.std(of_isr, ddof=1):.2f})" in told
+    error, df = worlds.error_of_interactions()
+    assert f"as the error ({error:.2f} in a world, {df} degrees of freedom)" in told
+    wide = [worlds.interval_by_interactions("effect_of_isr", level) for level in (LEVEL, LEVEL / 4)]
+    assert "it is {}, corrected {}: by that error".format(*wide) in told
+    assert f"Replay adds {ccr['estimate']:.2f} ({of('effect_of_ccr')}), not decided" in told
+    needs = found["ccr_needs_isr"]
+    assert f"with reflection no surer than without ({needs['estimate']:+.2f}, {of('ccr_needs_isr')})" in told
+    assert needs["verdict"] == "not decided"
+    assert f"Ranking adds {serr['estimate']:+.2f} ({of('effect_of_serr')}) and is not held" in told
+    low, high = interval(np.array(list(serr["values"].values())), LEVEL / 4)
+    assert low < 0 < 0.05 < high, "not decided at a fourth of the level"
+    ranking, literal = found["ranking_helps"], found["literal_ranking_helps"]
+    said_of_it = f"it adds {ranking['estimate']:.2f} ({of('ranking_helps')}) in six worlds, taken literally"
+    assert f"{said_of_it} {literal['estimate']:.2f} ({of('literal_ranking_helps')}): not decided" in told
+    assert ranking["worlds"] == 6 and {one["verdict"] for one in (ranking, literal)} == {"not decided"}
+
+
+def test_the_texts_say_what_a_mechanism_does_alone_and_beside_the_others(worlds):
+    _, values = worlds.gains(to="none")
+    assert values.min() > 0 and len(values) == 6
+    assert f"in each of the six: {said(values)}, mean {values.mean():.2f} ({t_interval(values)})" in worlds.told
+    alone = [worlds.gains(arm=arm, to="none")[1] for arm in arms.MECHANISMS]
+    each = [f"{values.mean():+.2f} ({t_interval(values)})" for values in alone]
+    assert "none gains on it, and ranking loses: replay {}, reflection {}, ranking {}.".format(*each) in worlds.told
+    beside = [worlds.gains(to=f"no_{arm}")[1] for arm in arms.MECHANISMS]
+    assert alone[2].max() < 0 and "it ended below all three off in each of six" in worlds.told
+    ranking = worlds.interval("effect_of_serr")
+    assert f"it adds {ranking} over the others on and off, and alone it ended" in worlds.told
+    each = [f"{values.mean():+.2f} ({t_interval(values)})" for values in beside]
+    assert "Added to the other two they are {}, {} and {}.".format(*each) in worlds.told
+
+
+def test_the_texts_say_which_part_of_a_rescue_works(worlds):
+    names = ("fresh_rows_are_not_needed", "its_own_step_is_needed", "training_is_needed")
+    told_of = [worlds.with_interval(name) for name in (*names, "failures_are_needed", "successes_are_needed")]
+    parts = (
+        "R^3 ends {} above R^3 that trains every row of a rescued group, {} above R^3 that replays what reflection "
+        "finds from the next epoch on, and {} above R^3 whose replayed rows enter mean and std only. Where every row "
+        "trains, failures and successes end {} above successes and {} above failures:"
+    )
+    assert parts.format(*told_of) in worlds.told
+    verdicts = [worlds.found[name]["verdict"] for name in (*names, "failures_are_needed", "successes_are_needed")]
+    assert verdicts == ["not decided"] * 5
+    content = worlds.found["content_is_needed"]
+    of_it = f"{worlds.interval('content_is_needed')}, corrected {worlds.interval('content_is_needed', 'corrected_')}"
+    assert f"own answers ends {content['estimate']:+.2f} ({of_it}) above that of others' answers: held." in worlds.told
+    assert content["verdict"] == "held" and min(content["values"].values()) > 0
+    end, cells_of = worlds.mean("main/wrong_content"), worlds.ledger()
+    rescued = percent(share(cells_of["wrong_content"], "groups_rescued_by_replay", of="groups_all_wrong"))
+    own = percent(share(cells_of["ccr"], "groups_rescued_by_replay", of="groups_all_wrong"))
+    to_none = worlds.gains(arm="ccr", to="none")[1].mean()
+    assert f"own answers rescue {own} and end {to_none:+.2f} to R^3 with all three off" in worlds.told
+    began = np.mean([accuracies[0] for _, accuracies in worlds.curves["main/wrong_content"].values()])
+    those = f"Those end at {end:.2f}, where they began at {began:.2f}, with {rescued} of their all-wrong groups rescued"
+    assert those in worlds.told
+    recipe = words(ROOT / "recipe" / "r3" / "README.md")
+    same = "ends {} above training every row, {} above replay from the next epoch on, {} above replayed rows that enter"
+    assert same.format(*told_of) in recipe and f"replaying failures, too, is {told_of[3]} to right" in recipe
+    assert f"end {content['estimate']:.2f} ({worlds.interval('content_is_needed')}) below a problem's own" in recipe
+
+
+def test_the_texts_say_where_it_helps(worlds):
+    found, told, of = worlds.found, worlds.told, worlds.interval
+    many, none, worthless = (
+        found[name] for name in ("gain_with_many_mistakes", "little_without_mistakes", "little_without_reflection")
+    )
+    assert [one["verdict"] for one in (many, none, worthless)] == ["held", "not decided", "held"]
+    assert min(many["values"].values()) > 0 and {one["worlds"] for one in (many, none, worthless)} == {6}
+    held = of("gain_with_many_mistakes"), of("gain_with_many_mistakes", "corrected_")
+    each = f"{many['estimate']:+.2f} (six worlds, above GRPO in each)"
+    assert f"R^3 is {each}: held, {held[0]}, corrected {held[1]}." in told
+    gaps = {
+        tokens: worlds.mean("mistaken_0.4/r3", tokens) - worlds.mean("mistaken_0.4/grpo", tokens)
+        for tokens in range(10_000, 70_000, 10_000)
+    }
+    assert max(gaps, key=gaps.get) == 40_000 and f"and 40,000 tokens show more ({gaps[40_000]:+.2f}) than 60,0" in told
+    assert f"it is {none['estimate']:+.2f} (six; {of('little_without_mistakes')}): whether that" in told
+    assert f"GRPO reaches {worlds.mean('mistaken_0/grpo'):.2f} there" in told
+    below = sum(value < 0 for value in worthless["values"].values())
+    of_it = f"(six; {of('little_without_reflection')}; below GRPO in {below})"
+    assert f"it is {worthless['estimate']:+.2f} {of_it}, less than 0.1: held." in told
+    many_cells, cells = (worlds.ledger(kind)["r3"] for kind in ("mistaken_0.4", "reflection_0"))
+    solved, asked = total(many_cells, "reflection_solved"), total(many_cells, "reflection_prompts")
+    assert f"made to undo mistakes ({solved} of {asked} solved)" in told
+    solved, asked = total(cells, "reflection_solved"), total(cells, "reflection_prompts")
+    taken = percent(share(cells, "reflection_tokens", of="generated_tokens"))
+    assert f"takes {taken} of its tokens and solves {solved} of {asked} problems" in told
+    more = [found[f"{name}_the_source"] for name in ("mistakes_are", "reflection_is")]
+    assert {one["verdict"] for one in more} == {"not decided"}
+    assert f"with 0.4 mistaken than with none ({more[0]['estimate']:+.2f})" in told
+    assert f"worth everything than nothing ({more[1]['estimate']:+.2f}) is not decided" in told
+
+
+def test_the_texts_say_that_groups_all_wrong_do_not_make_it_worth_while(worlds):
+    told = worlds.told
+    kinds = ("main", "mistaken_0.4", "mistaken_0", "reflection_0")
+    shares = {kind: percent(share_all_wrong(worlds.ledger(kind)["grpo"])) for kind in kinds}
+    assert f"groups {shares['mistaken_0.4']} are all wrong with 0.4 mistaken, {shares['main']} in default" in told
+    assert f"{shares['mistaken_0']} with none; but {shares['reflection_0']} where reflection is worth nothing" in told
+    ledger = worlds.ledger()
+    of_worlds, of_none = (
+        np.array([share_all_wrong({world: cell}) for world, cell in ledger[arm].items()]) for arm in ("grpo", "none")
+    )
+    (seeds, gains), (again, to_none) = worlds.gains(), worlds.gains(to="none")
+    assert [*ledger["grpo"]] == seeds and [*ledger["none"]] == seeds[:6] == again
+    pairs = ((of_worlds, gains), (of_worlds[:6], gains[:6]), (of_worlds[:6], to_none), (of_none, to_none))
+    correlations = "(r = {:.2f}; in the first six {:.2f}), not surely with that over R^3 with all three off ({:.2f}, "
+    correlations += "by the share of that arm {:+.2f})"
+    assert correlations.format(*(np.corrcoef(*pair)[0, 1] for pair in pairs)) in told
+    assert len(again) == 6
+
+
+def test_the_texts_say_why_and_what_it_costs(worlds):
+    of_grpo, of_r3 = (worlds.ledger()[arm] for arm in ("grpo", "r3"))
+    all_right = percent(share(of_grpo, "groups_all_correct", of="groups_total"))
+    assert f"groups {all_right} are all right, and R^3 leaves such alone" in worlds.told
+    rescued = percent(1 - share(of_r3, "groups_still_wrong", of="groups_all_wrong"))
+    all_wrong = percent(share_all_wrong(of_r3))
+    assert f"of R^3's own {all_wrong} are all wrong, and it rescues {rescued} of these" in worlds.told
+    reflected = percent(share(of_r3, "reflection_tokens", of="generated_tokens"))
+    updates = [np.mean([cell["updates"] for cell in cells.values()]) for cells in (of_r3, of_grpo)]
+    cost = "{} of its tokens go to reflection, so that it has {:.0f} updates where GRPO has {:.0f}"
+    assert cost.format(reflected, *updates) in worlds.told
+    apart = {
+        arm: [
+            np.diff(tokens)[np.searchsorted(tokens, 60_000) - 1] for tokens, _ in worlds.curves[f"main/{arm}"].values()
+        ]
+        for arm in ("grpo", "r3", "dapo", "r3_paper")
+    }
+    means = {arm: np.mean(values) for arm, values in apart.items()}
+    assert all(11_500 < means[arm] < 13_000 for arm in ("grpo", "r3")), "12,000 to 13,000"
+    assert all(16_000 < means[arm] < 17_000 for arm in ("dapo", "r3_paper"))
+    widest = max(map(max, apart.values()))
+    assert widest == max(apart["dapo"]) and f"at most {widest:,.0f} (DAPO)" in worlds.told
+
+
+def test_the_texts_say_what_longer_training_shows(worlds):
+    found, told = worlds.found["plateau"], worlds.told
+    assert found["verdict"] == "not decided" and sum(value > 0 for value in found["values"].values()) == 3
+    gain = f"{found['estimate']:.2f} above GRPO ({worlds.interval('plateau')})"
+    assert f"ends {gain}: not decided, above in three" in told
+    at = [worlds.mean(f"plateau/{arm}", tokens) for arm in ("grpo", "r3") for tokens in (90_000, 180_000)]
+    assert "GRPO has {:.2f} at 90,000 tokens and {:.2f} at the end, R^3 {:.2f} and {:.2f}:".format(*at) in told
+    own, main = worlds.mean("plateau/r3") - worlds.mean("plateau/grpo"), worlds.gains()[1][:4].mean()
+    assert f"differ by {own:+.2f}, those of the main comparison in the same four worlds by {main:+.2f}." in told
+    assert f"At 60,000 tokens these cells differ by {own:+.2f}" in told
+    speedup = json.loads((RESULTS / "worlds/plateau/results.json").read_text())["arms"]["r3"]["speedup"]["mean"]
+    assert f"speed-up of {speedup:.1f} in results.md" in told
+    assert all(accuracies.max() > accuracies[-1] for _, accuracies in worlds.curves["plateau/grpo"].values())
+
+
+def test_the_texts_say_how_much_is_chance(worlds):
+    told = worlds.told
+    again, by_chance = worlds.gains(arm="none")
+    assert again == list(range(13, 19)) and f"It ends {said(by_chance)} above GRPO's cells of worlds 13 to 18" in told
+    (_, at_13), (_, at_17) = (worlds.curves["main/grpo"][world] for world in (13, 17))
+    assert f"from {at_13[0]:.2f} to {at_13.max():.2f} and lost it again" in told and at_13[-1] < 0.3
+    assert f"those of validation ({at_17[0]:.2f} to {at_17[-1]:.2f})" in told
+    alike = ("grpo", "grpo_live", "none", "grpo_2pass")
+    of_four = [np.mean([worlds.ends(f"main/{arm}")[world] for world in again]) for arm in alike]
+    four = (
+        "GRPO ends at {:.2f}, and three arms that are GRPO or nearly so at {:.2f} (groups of equal rewards left out), "
+        "{:.2f} (R^3 with all three off) and {:.2f} (two passes)"
+    )
+    assert four.format(*of_four) in told and min(of_four) == of_four[0]
+    methods = {"r3": ("main/r3", "plateau/r3"), "grpo": ("main/grpo", "main/none", "plateau/grpo")}
+    cells = {
+        method: {world: [worlds.ends(arm)[world] for arm in of if world in worlds.ends(arm)] for world in range(13, 25)}
+        for method, of in methods.items()
+    }
+    of_all = np.array([np.mean(cells["r3"][world]) - np.mean(cells["grpo"][world]) for world in range(13, 25)])
+    assert f"R^3 is {of_all.mean():+.2f} ({t_interval(of_all)}) above GRPO." in told
+    together = [runs for by_world in cells.values() for runs in by_world.values()]
+    df = sum(len(runs) - 1 for runs in together)
+    of_a_run = math.sqrt(sum(np.var(runs) * len(runs) for runs in together) / df)
+    seeds, values = worlds.gains()
+    spread = np.std(values, ddof=1)
+    assert f"have a standard deviation of {of_a_run:.2f} ({df} degrees of freedom), differences of two then " in told
+    of_two = f"{of_a_run * math.sqrt(2):.2f}; the difference of R^3 and GRPO has a standard deviation of {spread:.2f}"
+    assert of_two in told
+
+    def found_in(effect, worlds):
+        away, edge = effect * math.sqrt(worlds) / spread, stats.t.ppf(0.975, worlds - 1)
+        return stats.nct.sf(edge, worlds - 1, away) + stats.nct.cdf(-edge, worlds - 1, away)
+
+    assert "Twelve worlds find an effect of 0.16 four times of five, six one of 0.25" in told
+    assert found_in(0.16, 12) == pytest.approx(0.8, abs=0.02) and found_in(0.25, 6) == pytest.approx(0.8, abs=0.02)
+
+
+def test_the_readme_says_what_the_study_found(worlds):
+    readme = words(ROOT / "README.md")
+    assert f"In {worlds.found['gain']['worlds']} worlds of" in readme
+    both = f"{worlds.with_interval('gain')} above GRPO and {worlds.with_interval('gain_on_dapo')} above DAPO"
+    assert both in readme
+    effects = [worlds.with_interval(f"effect_of_{name}") for name in ("isr", "ccr", "serr")]
+    wide = f"{effects[0][:-1]}; with a wider error {worlds.interval_by_interactions('effect_of_isr', LEVEL)})"
+    assert f"reflection adds {wide}, replay {effects[1]}, ranking {effects[2]}" in readme
+    kinds = ("gain_with_many_mistakes", "little_without_mistakes", "little_without_reflection")
+    dose = [worlds.with_interval(name) for name in kinds]
+    assert "it is {} above GRPO; with none {}; where reflection is worth nothing {}".format(*dose) in readme
