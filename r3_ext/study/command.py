@@ -27,10 +27,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from r3_ext import supervise
 from r3_ext.config import check_choice, compose_config
@@ -42,9 +40,9 @@ from r3_ext.launch import ROOT, STOPPED
 from r3_ext.prepare import VARIABLES, model_and_data
 from r3_ext.rows import may_be_any_truth
 from r3_ext.run_folder import claim, held, is_run, read_starts
-from r3_ext.study import arms, figure, hypotheses, record, text
+from r3_ext.study import arms, figure, hypotheses, record, tables, text
 from r3_ext.study.design import Design, choices, read_design
-from r3_ext.study.outcome import REFERENCES, compare, curve_of
+from r3_ext.study.outcome import compare, curve_of, in_common
 from r3_ext.study.plan import PLAN, check_plan, plan_of, read_plan
 from r3_ext.summary import read_metrics
 
@@ -124,10 +122,10 @@ def main(argv: list[str]) -> int:
     found = {}
     for out in dict.fromkeys(study.out for study in studies if (study.out / PLAN).exists()):
         found[out.name] = summarise(out, read_plan(out), say)
-        show(found[out.name], console, out.name if design else "")
+        tables.show(found[out.name], console, out.name if design else "")
     if design:
         judged = verdicts(args.out, design)
-        show_verdicts(design, judged, console)
+        tables.show_verdicts(design, judged, console)
         if args.only is None:
             (args.out / "results.md").write_text(text.results(design, found, judged))
     for cell in failed:
@@ -380,14 +378,17 @@ def summarise(out: Path, plan: dict, say) -> dict:
     record.update(out, complete_cells(out, plan["tokens"], say), tuple(arms.ARMS))
     # From the record, whose figures are rounded: it gives the same results again, on any machine.
     curves, ledger = record.read_curves(out), record.read_ledger(out)
-    results = {**plan, "arms": compare(curves, plan["tokens"])}
+    results = {**plan, "comparisons": []}
     commits = {row.get(record.COMMIT) for rows in ledger.values() for row in rows.values()} - {None}
     if commits:
         results["commits"] = sorted(commits)
-    for arm, rows in ledger.items():
-        kept = [key for key in record.COUNTS if all(key in row for row in rows.values())]
-        results["arms"][arm]["ledger"] = {key: sum(row[key] for row in rows.values()) for key in kept}
-        results["arms"][arm]["cells"] = len(rows)
+    for compared in in_common(curves, plan["tokens"]):
+        found = compare(compared, plan["tokens"])
+        for arm, cells in compared.items():
+            rows = [ledger.get(arm, {}).get(seed, {}) for seed in cells]
+            if kept := [key for key in record.COUNTS if all(key in row for row in rows)]:
+                found[arm]["ledger"] = {key: sum(row[key] for row in rows) for key in kept}
+        results["comparisons"].append({"seeds": [*cells], "arms": found})
     (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
     figure.write(out, curves, plan["tokens"])
     return results
@@ -406,9 +407,7 @@ def verdicts(out: Path, design: Design) -> dict[str, hypotheses.Verdict | None]:
     """What the record says of each hypothesis; writes verdicts.json and a figure of each family."""
     curves = recorded_curves(out, design)
     found = hypotheses.judge(design.hypotheses, curves, design.budgets, design.worlds)
-    values = [
-        list(hypotheses.values_of(one, curves, design.budgets, design.worlds).values()) for one in design.hypotheses
-    ]
+    values = [hypotheses.values_of(one, curves, design.budgets, design.worlds) for one in design.hypotheses]
     figure.write_families(out, list(zip(design.hypotheses, values, found.values(), strict=True)))
     written = {name: verdict and dataclasses.asdict(verdict) for name, verdict in found.items()}
     (out / "verdicts.json").write_text(json.dumps(to_json(written), indent=2) + "\n")
@@ -420,80 +419,6 @@ def recorded_curves(out: Path, design: Design) -> record.Curves:
     return {
         f"{folder}/{arm}": cells for folder in design.budgets for arm, cells in record.read_curves(out / folder).items()
     }
-
-
-def show_verdicts(design: Design, found: dict[str, hypotheses.Verdict | None], console: Console) -> None:
-    rows = []
-    for hypothesis in design.hypotheses:
-        verdict = found[hypothesis.name]
-        figures = ("", "", "", text.TOO_FEW)
-        if verdict:
-            interval = f"{verdict.corrected_low:+.3f} to {verdict.corrected_high:+.3f}"
-            of = f"{verdict.worlds} of {verdict.planned}"
-            figures = (of, f"{verdict.estimate:+.3f}", interval, text.final(verdict))
-        rows.append((hypothesis.name, hypothesis.says, *figures))
-    columns = ("hypothesis", "says", "worlds", "estimate", "corrected interval", "verdict")
-    console.print(table_of("hypotheses of the plan", columns, rows))
-
-
-def show(results: dict, console: Console, name: str = "") -> None:
-    title = f"{name and name + ', '}at {results['tokens']:,} generated tokens; mean and 95 % interval over seeds"
-    columns = ("arm", "seeds", "accuracy", "mean so far", "to GRPO", "to R^3", "speed-up")
-    console.print(table_of(title, columns, [outcome_row(arm, row) for arm, row in results["arms"].items()]))
-    title = "sums over the cells: groups, and what was done about dead ones"
-    columns = ("arm", "groups", "dead", "replay", "ranking", "left", "rows replayed", "reflections", "solved")
-    cells = {arm: row for arm, row in results["arms"].items() if "ledger" in row}
-    if cells:
-        console.print(table_of(title, columns, [ledger_row(arm, row["ledger"]) for arm, row in cells.items()]))
-    title = "what a cell costs on average"
-    columns = ("arm", "tokens", "under reflection", "steps", "updates", "trained rows", "seconds")
-    rows = [cost_row(arm, row["ledger"], row["cells"]) for arm, row in cells.items() if "updates" in row["ledger"]]
-    if rows:
-        console.print(table_of(title, columns, rows))
-
-
-def outcome_row(arm: str, found: dict) -> tuple[str, ...]:
-    speedup = found.get("speedup")
-    return (
-        arm,
-        str(found["accuracy"]["seeds"]),
-        text.spread(found["accuracy"], digits=2),
-        text.spread(found["mean_accuracy"], digits=2),
-        *(
-            text.spread(found["difference"][other], "+", 2) if other in found["difference"] else ""
-            for other in REFERENCES
-        ),
-        "" if speedup is None else text.speedup(speedup),
-    )
-
-
-def ledger_row(arm: str, sums: dict[str, int]) -> tuple[str, ...]:
-    counts = (
-        sums["groups_total"],
-        sums["groups_all_correct"] + sums["groups_all_wrong"],
-        sums["groups_rescued_by_replay"],
-        sums["groups_ranked"],
-        sums["groups_still_dead"],
-        sums["replayed_rows"],
-        sums["reflection_prompts"],
-        sums["reflection_solved"],
-    )
-    return (arm, *(f"{count:,}" for count in counts))
-
-
-def cost_row(arm: str, sums: dict[str, int], cells: int) -> tuple[str, ...]:
-    names = ("generated_tokens", "reflection_tokens", "steps", "updates", "trained_rows", "seconds")
-    return (arm, *(f"{sums[name] / cells:,.0f}" for name in names))
-
-
-def table_of(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    """A table that fits a terminal of 80 columns."""
-    table = Table(title=title, box=SIMPLE, padding=0)
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("arm", "hypothesis", "says") else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The figures of a study: every world of every arm as a dot, mean curves with a marker at each validation, and what
-each hypothesis's contrast is in every world.
+"""The figures of a study: every world of every arm as a dot, mean curves marked where the validations lie on average,
+and what each hypothesis's contrast is in every world.
 
 Arms differ by place, marker and dashes as well as by colour, so that the figures can be read in grey.
 """
@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from r3_ext.report.draw import COLORS, STYLE
-from r3_ext.study import arms
+from r3_ext.study import arms, text
 from r3_ext.study.hypotheses import Hypothesis, Verdict
-from r3_ext.study.outcome import BASELINE, Curve, accuracy_at, spread
+from r3_ext.study.outcome import BASELINE, Curve, accuracy_at, in_common, spread
 from r3_ext.study.record import Curves
 
 CURVES = {
@@ -37,8 +37,8 @@ def write(out: Path, curves: Curves, budget: float) -> None:
                 made.savefig(path, dpi=110, metadata={"Software": None})
 
 
-Judged = tuple[Hypothesis, list[float], Verdict | None]
-"""A hypothesis, its contrast in each world that has it, and its verdict."""
+Judged = tuple[Hypothesis, dict[int, float], Verdict | None]
+"""A hypothesis, its contrast by world, and its verdict."""
 
 
 def write_families(out: Path, found: list[Judged]) -> None:
@@ -53,14 +53,17 @@ def contrasts(found: list[Judged]) -> Figure:
     """A row per hypothesis: its contrast in each world, the mean with both intervals, its bound and verdict."""
     figure = Figure(figsize=(9.6, 1.3 + 0.5 * len(found)), facecolor=COLORS["page"])
     axes = figure.subplots()
+    worlds = sorted({world for _, values, _ in found for world in values})
     for place, (hypothesis, values, verdict) in enumerate(found):
-        _row(axes, place, values)
-        axes.plot([hypothesis.bound] * 2, (place - 0.42, place + 0.42), color=COLORS["muted"], linewidth=0.8)
+        _row(axes, place, values, worlds)
+        matters = hypothesis.bound + (hypothesis.matters if hypothesis.claim == "above" else -hypothesis.matters)
+        for at, dashes in ((hypothesis.bound, "-"), (matters, ":")):
+            axes.plot([at] * 2, (place - 0.42, place + 0.42), dashes, color=COLORS["muted"], linewidth=0.8)
         told = f"{len(values)} worlds"
         if verdict is not None:
             ends = verdict.corrected_low, verdict.corrected_high
             axes.plot(ends, (place, place), color=COLORS["ink"], linewidth=0.9, marker="|", markersize=8)
-            told = f"{verdict.verdict}\n{verdict.worlds} of {verdict.planned} worlds"
+            told = f"{text.final(verdict)}\n{verdict.worlds} of {verdict.planned} worlds"
         axes.annotate(
             told, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=COLORS["ink"]
         )
@@ -70,83 +73,106 @@ def contrasts(found: list[Judged]) -> Figure:
     axes.set_xlabel("contrast of Pass@1, of the arms in the same world")
     _plain(axes)
     axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
-    _head(figure, "A dot per world; diamond: mean; thick bar: 95 % interval; thin bar: corrected for the family")
+    head = "A dot per world; diamond: mean; thick bar: 95 % interval; thin bar: at its step of Holm's correction\n"
+    _head(figure, head + "Line: the bound of the claim; dotted: an effect that would matter")
     return figure
 
 
 def dots(curves: Curves, budget: float) -> Figure | None:
-    """Pass@1 at the budget and its difference to GRPO, world by world, with means and 95 % intervals."""
-    at = {
-        arm: found
-        for arm in ordered(curves)
-        if (found := {w: value for w, curve in curves[arm].items() if np.isfinite(value := accuracy_at(curve, budget))})
-    }
-    if len(at) < 2:
+    """Pass@1 at the budget and its difference to GRPO, world by world, with means and 95 % intervals.
+
+    Arms stand together in the worlds that they share.
+    """
+    compared = [found for found in in_common(curves, budget) if len(found) > 1]
+    if not compared:
         return None
-    figure = Figure(figsize=(9.6, 1.5 + 0.36 * len(at)), facecolor=COLORS["page"])
+    rows = sum(len(found) + 1 for found in compared)
+    figure = Figure(figsize=(9.6, 1.5 + 0.36 * rows), facecolor=COLORS["page"])
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, (arm, found) in enumerate(at.items()):
-        _row(left, place, list(found.values()))
-        if BASELINE in at and arm != BASELINE:
-            _row(right, place, [value - at[BASELINE][world] for world, value in found.items() if world in at[BASELINE]])
-    labels = [f"{arms.title(arm)} ({len(found)})" for arm, found in at.items()]
-    left.set_yticks(range(len(at)), labels)
-    left.set_ylim(len(at) - 0.5, -0.5)
+    labels: list[str] = []
+    heads = []
+    for found in compared:
+        at = {arm: {w: accuracy_at(curve, budget) for w, curve in found[arm].items()} for arm in ordered(found)}
+        worlds = list(next(iter(at.values())))
+        heads.append(len(labels))
+        labels.append(f"worlds {text.seeds(worlds)}")
+        for arm, values in at.items():
+            _row(left, len(labels), values, worlds)
+            if BASELINE in at and arm != BASELINE:
+                gains = {world: value - at[BASELINE][world] for world, value in values.items()}
+                _row(right, len(labels), gains, worlds)
+            labels.append(arms.title(arm))
+    left.set_yticks(range(rows), labels)
+    for place in heads:
+        left.get_yticklabels()[place].set_fontweight("bold")
+    left.set_ylim(rows - 0.5, -0.5)
     right.axvline(0, color=COLORS["muted"], linewidth=0.8)
     left.set_xlabel(f"Pass@1 at {budget:,.0f} generated tokens")
     right.set_xlabel("difference to GRPO in the same world")
     for axes in (left, right):
         _plain(axes)
         axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
-    _head(
-        figure, "A dot per world; diamonds and bars: mean and 95 % interval over the worlds, their number in brackets"
-    )
+    _head(figure, "A dot per world; diamonds and bars: mean and 95 % interval over these worlds")
     return figure
 
 
-def _row(axes: Axes, place: int, values: list[float]) -> None:
+def _row(axes: Axes, place: int, values: dict[int, float], worlds: list[int]) -> None:
+    """One row of a figure of these worlds."""
     if not values:
         return
-    # Worlds in their order from top to bottom: the same height is the same world in every row.
-    offsets = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
-    axes.plot(values, place + offsets, "o", color=COLORS["muted"], markersize=3.5, markerfacecolor="none", alpha=0.9)
-    found = spread(values)
+    # From top to bottom in their order: the same height is the same world in every row.
+    heights = place + np.linspace(-0.22, 0.22, len(worlds)) if len(worlds) > 1 else [place]
+    height = dict(zip(worlds, heights, strict=True))
+    found = spread(list(values.values()))
     if "low" in found:
-        axes.plot((found["low"], found["high"]), (place, place), color=COLORS["ink"], linewidth=2.2)
+        ends = (found["low"], found["high"])
+        axes.plot(ends, (place, place), color=COLORS["ink"], linewidth=2.2, solid_capstyle="butt")
     axes.plot(found["mean"], place, "D", color=COLORS["ink"], markersize=5.5)
+    # Last, so that no bar hides one.
+    axes.plot(
+        *(list(values.values()), [height[world] for world in values], "o"),
+        **dict(color=COLORS["muted"], markersize=3.5, markerfacecolor=COLORS["page"], zorder=3),
+    )
 
 
 def means(curves: Curves, budget: float) -> Figure | None:
-    """Mean Pass@1 over the worlds that reach the budget, with a marker where the validations lie on average."""
-    drawn = {arm: [c for c in curves.get(arm, {}).values() if np.isfinite(accuracy_at(c, budget))] for arm in CURVES}
-    drawn = {arm: found for arm, found in drawn.items() if found}
-    if len(drawn) < 2:
+    """Mean Pass@1 over the worlds that these arms share, marked where their validations lie on average."""
+    drawn = {arm: curves[arm] for arm in CURVES if arm in curves}
+    compared = [found for found in in_common(drawn, budget) if len(found) > 1]
+    if not compared:
         return None
-    figure = Figure(figsize=(7.2, 4.2), facecolor=COLORS["page"])
-    axes = figure.subplots()
-    for arm, found in drawn.items():
-        color, marker, dashes = CURVES[arm]
-        x, y = at_validations(found, budget)
-        axes.plot(
-            x, y, color=color, marker=marker, linestyle=dashes, linewidth=1.6, markersize=5, label=arms.title(arm)
-        )
-    axes.set_xlabel("generated tokens")
-    axes.set_ylabel("Pass@1")
-    axes.set_xlim(0, budget)
-    _plain(axes)
-    axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
-    axes.legend(frameon=False, fontsize=9)
-    _head(
-        figure, f"Mean over {' / '.join(str(len(found)) for found in drawn.values())} worlds, marked at the validations"
-    )
+    figure = Figure(figsize=(1.2 + 6 * len(compared), 4.2), facecolor=COLORS["page"])
+    panels = figure.subplots(1, len(compared), sharey=True, squeeze=False)[0]
+    for axes, found in zip(panels, compared, strict=True):
+        for arm, cells in found.items():
+            color, marker, dashes = CURVES[arm]
+            (x, y), marked = mean_curve(list(cells.values()), budget)
+            axes.plot(
+                *(x, y),
+                **dict(color=color, linestyle=dashes, linewidth=1.6, label=arms.title(arm)),
+                **dict(marker=marker, markevery=marked, markersize=5),
+            )
+        axes.set_xlabel(f"generated tokens; mean over worlds {text.seeds([*cells])}")
+        axes.set_xlim(0, budget)
+        _plain(axes)
+        axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
+        axes.legend(frameon=False, fontsize=9)
+    panels[0].set_ylabel("Pass@1")
+    _head(figure, "Marked where the validations lie on average")
     return figure
 
 
-def at_validations(curves: list[Curve], budget: float, most: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """(V,) tokens and mean accuracy, V the most common number of validations up to the budget, at most `most`."""
-    counts = [int((x_V < budget).sum()) for x_V, _ in curves]
-    grid = np.linspace(0, budget, min(most, max(set(counts), key=counts.count)) + 1)
-    return grid, np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
+def mean_curve(curves: list[Curve], budget: float) -> tuple[Curve, list[int]]:
+    """The mean over cells up to the budget, each linear between its validations, and where in it the validations are.
+
+    Cells validate at tokens of their own: the mean has its first marker at their mean first validation, and so on, as
+    long as every cell has one before the budget.
+    """
+    each = min(int((x_V < budget).sum()) for x_V, _ in curves)
+    marks = np.mean([x_V[:each] for x_V, _ in curves], axis=0)
+    grid = np.union1d(np.linspace(0, budget, 200), marks)
+    y = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
+    return (grid, y), np.searchsorted(grid, marks).tolist()
 
 
 def ordered(curves: Curves) -> list[str]:

@@ -87,7 +87,7 @@ def judge(
             is_open = is_open and largest < LEVEL
             corrected = interval(values_W, LEVEL / left)
             found[hypothesis.name] = Verdict(
-                _verdict(hypothesis, is_open, *corrected),
+                UNDECIDED if are_alike(values_W) else _verdict(hypothesis, is_open, *corrected),
                 float(values_W.mean()),
                 *interval(values_W, LEVEL),
                 *corrected,
@@ -102,24 +102,30 @@ def judge(
 def _verdict(hypothesis: Hypothesis, is_open: bool, low: float, high: float) -> str:
     """Held where the corrected interval lies beyond the bound; given up where it leaves out an effect that matters.
 
-    An interval beyond the bound that comes after a failure in its family, or whose worlds are all alike, says neither.
+    An interval beyond the bound that comes after a failure in its family says neither. Holm's order is that of the
+    claims: it bounds how often one is held that is not so, not how often one is given up that is.
     """
     bound, matters = hypothesis.bound, hypothesis.matters
     beyond, too_small = (low > bound, high < bound + matters)
     if hypothesis.claim == "below":
         beyond, too_small = (high < bound, low > bound - matters)
     if beyond:
-        return HELD if is_open and low < high else UNDECIDED
-    return NOT_HELD if too_small and low < high else UNDECIDED
+        return HELD if is_open else UNDECIDED
+    return NOT_HELD if too_small else UNDECIDED
 
 
 def p_value(values_W: np.ndarray, bound: float) -> float:
     """Two-sided, of the mean over worlds against the bound; inf where there are too few."""
     if len(values_W) < LEAST_WORLDS:
         return math.inf
-    if np.ptp(values_W) == 0:
-        return 1.0  # equal values leave nothing to estimate an error from
+    if are_alike(values_W):
+        return 1.0
     return float(stats.ttest_1samp(values_W, bound).pvalue)
+
+
+def are_alike(values_W: np.ndarray) -> bool:
+    """Whether nothing is left to estimate an error from; what differs by less than the record's digits is rounding."""
+    return bool(np.ptp(values_W) < 1e-9)
 
 
 def interval(values_W: np.ndarray, level: float) -> tuple[float, float]:

@@ -80,6 +80,23 @@ def spread(values: list[float]) -> dict[str, float | int]:
     return {"mean": mean, "low": low, "high": high, "seeds": len(known)}
 
 
+def in_common(curves: dict[str, dict[int, Curve]], budget: float) -> list[dict[str, dict[int, Curve]]]:
+    """What compares: for each set of seeds in which some arm reaches the budget, the arms that do in all of it.
+
+    The largest set first. Means over different worlds differ by the worlds: with GRPO in 0 and 1 and R^3 in 0 alone
+    this gives {grpo: 0, 1} and {grpo: 0, r3: 0}.
+    """
+    reached = {
+        arm: frozenset(seed for seed, curve in cells.items() if math.isfinite(accuracy_at(curve, budget)))
+        for arm, cells in curves.items()
+    }
+    sets = sorted({*reached.values()} - {frozenset()}, key=lambda seeds: (-len(seeds), sorted(seeds)))
+    return [
+        {arm: {seed: curves[arm][seed] for seed in sorted(seeds)} for arm in curves if seeds <= reached[arm]}
+        for seeds in sets
+    ]
+
+
 def compare(curves: dict[str, dict[int, Curve]], budget: float) -> dict[str, dict]:
     """Figures of each arm at `budget` generated tokens, from its curves by seed.
 
@@ -99,18 +116,22 @@ def compare(curves: dict[str, dict[int, Curve]], budget: float) -> dict[str, dic
                 if reference in at
             },
         }
-        if BASELINE in curves:
+        if BASELINE in curves and arm != BASELINE:
             both = [seed for seed in cells if math.isfinite(at[arm][seed] + at[BASELINE].get(seed, math.nan))]
             found[arm]["speedup"] = speedup([(cells[seed], curves[BASELINE][seed]) for seed in both], budget)
     return found
+
+
+LEAST_PAIRS = 6
 
 
 def speedup(pairs: list[tuple[Curve, Curve]], budget: float, resamples: int = 2000) -> dict[str, float]:
     """Budget over the tokens from which on the mean of the first curves has the final mean accuracy of the second.
 
     2 means half the tokens, 0 more than the budget: the curve ends there. NaN: the second gains nothing that could be
-    had sooner. low, high: 95 % of bootstrap resamples of the pairs, of three or more; where two arms are equal, chance
-    alone gives values above 1, so the interval is a description and no test.
+    had sooner. low, high: 95 % of bootstrap resamples of the pairs, of LEAST_PAIRS or more: of fewer, an end of the
+    interval is one pair drawn many times. Where two arms are equal, chance alone gives values above 1, so the interval
+    is a description and no test.
     """
     if not pairs:
         return {"mean": math.nan}
@@ -127,17 +148,10 @@ def speedup(pairs: list[tuple[Curve, Curve]], budget: float, resamples: int = 20
         return 0.0 if math.isinf(needed) else budget / max(needed, budget / len(grid))
 
     found = {"mean": of(np.arange(len(pairs)))}
-    if len(pairs) >= 3:
+    if len(pairs) >= LEAST_PAIRS and math.isfinite(found["mean"]):
         drawn = np.random.default_rng(0).integers(len(pairs), size=(resamples, len(pairs)))
         values = np.array([of(chosen) for chosen in drawn])
         if np.isfinite(values).any():
             low, high = np.nanquantile(values, (0.025, 0.975))
             found |= {"low": float(low), "high": float(high)}
     return found
-
-
-def on_grid(curves: list[Curve], budget: float, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens from 0 to the budget (N,) and there the accuracy of the S curves that reach it (S, N)."""
-    grid = np.linspace(0, budget, points)
-    whole = [curve for curve in curves if not math.isnan(accuracy_at(curve, budget))]
-    return grid, np.array([np.interp(grid, *curve) for curve in whole]).reshape(-1, points)

@@ -37,9 +37,12 @@ Cell = tuple[Curve, dict[str, int | str]]
 def read_curves(out: Path) -> Curves:
     """The curves of the complete cells, as the last summary left them; none before the first."""
     points: dict[str, dict[int, list]] = {}
-    for row in _read(out / CURVES, (*_CELL, *_POINT)):
+    for number, row in enumerate(_read(out / CURVES, (*_CELL, *_POINT)), start=2):
         cell = points.setdefault(row["arm"], {}).setdefault(int(row["seed"]), [])
-        cell.append(tuple(float(row[column]) for column in _POINT))
+        tokens, accuracy = (float(row[column]) for column in _POINT)
+        if cell and tokens < cell[-1][0] or not 0 <= accuracy <= 1:
+            raise ValueError(f"{out / CURVES}, line {number}: tokens of a cell fall, or an accuracy is none")
+        cell.append((tokens, accuracy))
     return {arm: {seed: as_curve(cell) for seed, cell in cells.items()} for arm, cells in points.items()}
 
 

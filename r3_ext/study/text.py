@@ -31,7 +31,10 @@ LEDGER = {
 
 
 def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict | None]) -> str:
-    """Markdown with the verdicts and, for each folder of `found`, what its arms reached, cost and did."""
+    """Markdown with the verdicts and, for each folder of `found`, what its arms reached, cost and did.
+
+    A table holds the arms of the same worlds only: over different ones their means do not compare.
+    """
     parts = ["# Results", "Made by `r3 study --plan PLAN --out FOLDER --summarise` from the record beside it.", ""]
     parts += ["## Hypotheses", "", *verdict_table(design, verdicts)]
     parts += ["", "What hangs on single worlds:", "", *world_table(design, verdicts)]
@@ -43,11 +46,17 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
         if "commits" in of:
             title += f"; code: {', '.join(of['commits'])}"
         # Of an arm alone there is no figure.
-        dots = [f"![Every world of every arm]({folder}/dots.png)", ""] if len(of["arms"]) > 1 else []
-        parts += ["", title, "", *dots, *arm_table(of["arms"])]
-        if any("ledger" in row for row in of["arms"].values()):
-            parts += ["", "A cell on average: what it cost, and what became of its groups.", ""]
-            parts += [*sums_table(of["arms"], COSTS), "", *sums_table(of["arms"], LEDGER)]
+        is_drawn = any(len(compared["arms"]) > 1 for compared in of["comparisons"])
+        dots = [f"![Every world of every arm]({folder}/dots.png)", ""] if is_drawn else []
+        parts += ["", title, "", *dots]
+        for compared in of["comparisons"]:
+            parts += [f"Worlds {seeds(compared['seeds'])}:", "", *arm_table(compared["arms"]), ""]
+            if any("ledger" in row for row in compared["arms"].values()):
+                parts += ["A cell on average: what it cost, and what became of its groups.", ""]
+                cells = len(compared["seeds"])
+                parts += [*sums_table(compared["arms"], COSTS, cells), ""]
+                parts += [*sums_table(compared["arms"], LEDGER, cells), ""]
+        parts.pop()
     return "\n".join(parts) + "\n"
 
 
@@ -92,21 +101,32 @@ def arm_table(found: dict[str, dict]) -> list[str]:
         differences = [
             spread(row["difference"][other], "+") if other in row["difference"] else "" for other in REFERENCES
         ]
-        accuracy = row["accuracy"]
         sooner = speedup(row["speedup"]) if "speedup" in row else ""
-        figures = spread(accuracy), spread(row["mean_accuracy"]), *differences, sooner
-        rows.append((arms.title(arm), str(accuracy["seeds"]), *figures))
+        figures = spread(row["accuracy"]), spread(row["mean_accuracy"]), *differences, sooner
+        rows.append((arms.title(arm), *figures))
     columns = "Pass@1 at the budget", "mean over the budget", "to GRPO", "to R^3", "speed-up"
-    return table(("arm", "worlds", *columns), rows)
+    return table(("arm", *columns), rows)
 
 
-def sums_table(found: dict[str, dict], columns: dict[str, str]) -> list[str]:
+def seeds(numbers: list[int]) -> str:
+    """13, 14, 15, 20: `13 to 15, 20`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    joined = (f"{p[0]} to {p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
+    return ", ".join(joined)
+
+
+def sums_table(found: dict[str, dict], columns: dict[str, str], cells: int) -> list[str]:
     """Means over the cells of an arm of these columns of the ledger."""
     rows = []
     for arm, row in found.items():
         if "ledger" in row:
             values = [row["ledger"].get(name) for name in columns]
-            rows.append((arms.title(arm), *("" if v is None else f"{v / row['cells']:,.0f}" for v in values)))
+            rows.append((arms.title(arm), *("" if v is None else f"{v / cells:,.0f}" for v in values)))
     return table(("arm", *columns.values()), rows)
 
 

@@ -109,6 +109,9 @@ def test_a_verdict_beyond_its_bound_is_never_called_not_held():
 def test_worlds_that_are_all_alike_decide_nothing():
     assert judged([claim()], a=[1.0, 1.0, 1.0], b=[1.0, 1.0, 1.0])["h"].verdict == UNDECIDED
     assert judged([claim(claim="below", bound=0.1)], a=[1.0] * 3, b=[1.0] * 3)["h"].verdict == UNDECIDED
+    # 0.3 in each, but for the last binary digit.
+    rounded = judged([claim()], a=[0.4, 0.5, 0.9], b=[0.1, 0.2, 0.6])["h"]
+    assert rounded.verdict == UNDECIDED and rounded.p == 1.0 and rounded.estimate == pytest.approx(0.3)
 
 
 def test_the_order_of_worlds_and_a_constant_in_both_arms_change_nothing():
@@ -119,7 +122,7 @@ def test_the_order_of_worlds_and_a_constant_in_both_arms_change_nothing():
 
 
 def test_an_interaction_is_the_difference_of_differences_in_each_world():
-    both, one, other, none = [0.9, 0.8, 0.85], [0.6, 0.55, 0.5], [0.5, 0.5, 0.45], [0.4, 0.45, 0.3]
+    both, one, other, none = [0.9, 0.8, 0.85], [0.6, 0.55, 0.5], [0.5, 0.5, 0.45], [0.4, 0.45, 0.35]
     contrast = {"m/both": 1, "m/one": -1, "m/other": -1, "m/none": 1}
     found = judged([claim(contrast=contrast)], both=both, one=one, other=other, none=none)["h"]
     expected = stats.ttest_rel(np.add(both, none), np.add(one, other))

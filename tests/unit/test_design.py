@@ -295,14 +295,15 @@ def test_the_record_says_of_each_hypothesis_whether_it_is_held(tmp_path, capsys)
     page = (out / "results.md").read_text()
     assert (
         "| main | R^3 ends above GRPO | above 0 | 3 of 3 | +0.207 |" in page
-        and "| R^3, all three | 4 | 0.517 ±" in page
+        and "Worlds 0 to 2, 7:" in page
+        and "| R^3, all three | 0.517 ±" in page
     ), "a world that is not planned is shown and not judged"
     assert "(main/dots.png)" in page
     shutil.rmtree(out / "main")
     record(out / "main", ends, "r3")
     assert command.main(["--plan", str(file), "--out", str(out), "--summarise"]) == 0
     page = (out / "results.md").read_text()
-    assert "| R^3, all three | 4 |" in page and "dots.png" not in page, "of an arm alone there is no figure"
+    assert "| R^3, all three | 0.517 ±" in page and "dots.png" not in page, "of an arm alone there is no figure"
     shutil.rmtree(out / "main")
     assert command.main(["--plan", str(file), "--out", str(out), "--summarise"]) == 2
     assert "holds no experiment of" in capsys.readouterr().out
