@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from contextlib import nullcontext
@@ -248,6 +249,17 @@ def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_pa
     assert command.main([*arguments, "--out", str(tmp_path)]) == 1, "it left no cell"
     assert trained == [("grpo", 2)] and "failed: grpo seed 2, see " in capsys.readouterr().out
     assert [(tmp_path / name).read_text() for name in ("curves.csv", "ledger.csv", "results.json")] == record
+
+
+def test_cells_that_another_machine_trained_join_the_record(tmp_path, capsys):
+    for seed, machine in enumerate(("here", "there")):
+        cell(tmp_path / machine / "grpo" / f"seed_{seed}", (0.2, None, 0.3 + 0.1 * seed))
+        (tmp_path / machine / "study.json").write_text(json.dumps({"tokens": 200, "profile": "embedded"}))
+        assert command.main(["--summarise", "--out", str(tmp_path / machine)]) == 0
+    shutil.rmtree(tmp_path / "here" / "grpo")  # the record is all that is left of it
+    subprocess.run(["cp", "-rn", f"{tmp_path}/there/.", tmp_path / "here"])
+    assert command.main(["--summarise", "--out", str(tmp_path / "here")]) == 0
+    assert set(command.record.read_curves(tmp_path / "here")["grpo"]) == {0, 1}
 
 
 def test_a_record_of_another_version_is_summarised_as_well(tmp_path, capsys):
