@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
     if design:
         judged = verdicts(args.out, design)
         tables.show_verdicts(design, judged, console)
-        if args.only is None:
+        if args.only is None and args.worlds is None:
             (args.out / "results.md").write_text(text.results(design, found, judged))
     for cell in failed:
         console.print(f"failed: {cell}; call the same command again to repeat it", soft_wrap=True, highlight=False)

@@ -81,7 +81,7 @@ def spread(values: list[float]) -> dict[str, float | int]:
 
 
 def in_common(curves: dict[str, dict[int, Curve]], budget: float) -> list[dict[str, dict[int, Curve]]]:
-    """What compares: for each set of seeds in which some arm reaches the budget, the arms that do in all of it.
+    """What compares: the arms that reach the budget in a set of seeds, for each set that an arm has or that two share.
 
     The largest set first. Means over different worlds differ by the worlds: with GRPO in 0 and 1 and R^3 in 0 alone
     this gives {grpo: 0, 1} and {grpo: 0, r3: 0}.
@@ -90,10 +90,10 @@ def in_common(curves: dict[str, dict[int, Curve]], budget: float) -> list[dict[s
         arm: frozenset(seed for seed, curve in cells.items() if math.isfinite(accuracy_at(curve, budget)))
         for arm, cells in curves.items()
     }
-    sets = sorted({*reached.values()} - {frozenset()}, key=lambda seeds: (-len(seeds), sorted(seeds)))
+    shared = {one & other for one in reached.values() for other in reached.values()} - {frozenset()}
     return [
         {arm: {seed: curves[arm][seed] for seed in sorted(seeds)} for arm in curves if seeds <= reached[arm]}
-        for seeds in sets
+        for seeds in sorted(shared, key=lambda seeds: (-len(seeds), sorted(seeds)))
     ]
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from benchmarks import working
 from r3_ext import launch, run_folder
-from r3_ext.cpu import warm_start
+from r3_ext.cpu import tasks, warm_start
 from r3_ext.launch import ROOT
 from r3_ext.study import arms, command, figure, outcome, text
 from r3_ext.study.design import read_design
@@ -284,6 +285,26 @@ def test_arms_are_compared_in_the_worlds_that_they_share():
     assert {arm: [*cells] for arm, cells in first.items()} == {"grpo": [0, 1, 2, 3], "r3": [0, 1, 2, 3]}
     assert {arm: [*cells] for arm, cells in second.items()} == {"grpo": [0, 1], "dapo": [0, 1], "r3": [0, 1]}
     assert outcome.in_common({"isr": curves["isr"]}, 100) == []
+    crossing = {arm: {seed: straight(0.3) for seed in seeds} for arm, seeds in {"grpo": (1, 2), "r3": (2, 3)}.items()}
+    assert [
+        (list(found), list(found["r3"] if "r3" in found else found["grpo"]))
+        for found in outcome.in_common(crossing, 100)
+    ] == [
+        (["grpo"], [1, 2]),
+        (["r3"], [2, 3]),
+        (["grpo", "r3"], [2]),
+    ]
+
+
+def test_right_working_is_that_of_the_steps_asked():
+    task = tasks.Task(8, (("+", 3), ("-", 1), ("+", 6)))
+    facts = [(8, "+", 3, 1), (1, "-", 1, 0), (0, "+", 6, 6)]
+    assert working.asked(task.problem) == working.told(task.solution()) == facts
+    other = "a) 8+3=1. b) 1+3=4.\n</think>\n\\boxed{6}"
+    assert working.told(other) != facts and not working.has_false_fact(working.told(other)), (
+        "true, and not what is asked"
+    )
+    assert working.has_false_fact(working.told("a) 8+3=2."))
 
 
 def test_the_seeds_of_a_table_are_told_in_short():
@@ -357,7 +378,7 @@ def test_a_table_shows_what_hangs_on_one_world():
 
 
 RESULTS = ROOT / "examples" / "results"
-LOOKS = sorted(str(path.parent.relative_to(RESULTS)) for path in RESULTS.glob("rescue/*/study.json"))
+LOOKS = sorted(str(path.relative_to(RESULTS)) for path in [*RESULTS.glob("rescue/*"), RESULTS / "mistaken_4e-4"])
 PLANS = ROOT / "examples" / "studies"
 PLANNED = sorted(path.stem for path in PLANS.glob("*.yaml") if (RESULTS / path.stem / "results.md").exists())
 

@@ -1,5 +1,6 @@
-"""Every figure that the texts give of the study of worlds follows from the record beside them."""
+"""Every figure that the texts give of the studies of worlds follows from the record beside them."""
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -35,13 +36,14 @@ def percent(value):
 
 
 class Worlds:
-    """The record of the study, and what the texts beside it say."""
+    """The record of a study, and what the text beside it says."""
 
-    def __init__(self):
-        self.design = read_design(ROOT / "examples" / "studies" / "worlds.yaml")
-        self.curves = command.recorded_curves(RESULTS / "worlds", self.design)
-        self.told = words(RESULTS / "worlds" / "README.md")
-        self.found = json.loads((RESULTS / "worlds" / "verdicts.json").read_text())
+    def __init__(self, name="worlds"):
+        self.folder = RESULTS / name
+        self.design = read_design(ROOT / "examples" / "studies" / f"{name}.yaml")
+        self.curves = command.recorded_curves(self.folder, self.design)
+        self.told = words(self.folder / "README.md")
+        self.found = json.loads((self.folder / "verdicts.json").read_text())
 
     def contrast(self, weights):
         """The worlds that have it, and it in each, at the end."""
@@ -57,7 +59,7 @@ class Worlds:
         return np.mean([*self.ends(arm, tokens).values()])
 
     def ledger(self, folder="main"):
-        return record.read_ledger(RESULTS / "worlds" / folder)
+        return record.read_ledger(self.folder / folder)
 
     def gains(self, folder="main", arm="r3", to="grpo"):
         return self.contrast({f"{folder}/{arm}": 1, f"{folder}/{to}": -1})
@@ -133,6 +135,11 @@ def ends(curves, tokens=60_000):
 @pytest.fixture(scope="module")
 def worlds():
     return Worlds()
+
+
+@pytest.fixture(scope="module")
+def mistaken():
+    return Worlds("mistaken")
 
 
 def said(values):
@@ -456,14 +463,165 @@ def test_the_texts_say_how_much_is_chance(worlds):
     assert found_in(0.17, 12) == pytest.approx(0.8, abs=0.02) and found_in(0.28, 6) == pytest.approx(0.8, abs=0.02)
 
 
-def test_the_readme_says_what_the_study_found(worlds):
+def test_the_readme_says_what_the_studies_found(worlds, mistaken):
     readme = words(ROOT / "README.md")
     assert f"In {worlds.found['gain']['worlds']} worlds of" in readme
-    both = f"{worlds.with_interval('gain')} above GRPO and {worlds.with_interval('gain_on_dapo')} above DAPO"
-    assert both in readme
+    median = np.median([*worlds.found["gain"]["values"].values()])
+    gain = f"{worlds.with_interval('gain')[:-1]}, as all here uncorrected; median {median:+.2f})"
+    assert f"{gain} above GRPO and {worlds.with_interval('gain_on_dapo')} above DAPO" in readme
     effects = [worlds.with_interval(f"effect_of_{name}") for name in ("isr", "ccr", "serr")]
-    wide = f"{effects[0][:-1]}; with a wider error {worlds.interval_by_interactions('effect_of_isr', LEVEL)})"
+    wide = f"{effects[0][:-1]}; with a wider error {worlds.interval_by_runs('effect_of_isr')})"
     assert f"reflection adds {wide}, replay {effects[1]}, ranking {effects[2]}" in readme
-    kinds = ("gain_with_many_mistakes", "little_without_mistakes", "little_without_reflection")
-    dose = [worlds.with_interval(name) for name in kinds]
-    assert "it is {} above GRPO; with none {}; where reflection is worth nothing {}".format(*dose) in readme
+    many, worthless = (
+        worlds.with_interval(f"{name}") for name in ("gain_with_many_mistakes", "little_without_reflection")
+    )
+    fresh = f"in ten [fresh ones](examples/results/mistaken/README.md) {mistaken.with_interval('gain')}"
+    assert f"it is {many} above GRPO, {fresh}; where reflection is worth nothing {worthless}" in readme
+    assert (
+        f"R^3 at 8e-4 is {mistaken.found['gain']['estimate']:+.2f} to GRPO ({mistaken.interval('gain')})" in worlds.told
+    )
+
+
+def test_the_texts_say_what_became_of_the_gain_where_many_facts_are_mistaken(worlds, mistaken):
+    found, told, of = mistaken.found, mistaken.told, mistaken.interval
+    assert {one["verdict"] for one in found.values()} == {"not decided"}
+    assert {(one["worlds"], one["planned"]) for one in found.values()} == {(10, 10)}
+    gain, dapo, half = (found[name]["estimate"] for name in ("gain", "gain_on_dapo", "half_the_tokens"))
+    ends_above = [
+        f"{found[name]['estimate']:.2f} above {other} ({of(name)}, corrected {of(name, 'corrected_')})"
+        for name, other in (("gain", "GRPO"), ("gain_on_dapo", "DAPO"))
+    ]
+    assert "R^3 ends {} and {};".format(*ends_above) in told
+    assert f"it is {half:.2f} above where GRPO ends ({of('half_the_tokens')})." in told
+    (_, gains), (_, to_dapo) = mistaken.gains(), mistaken.gains(to="dapo")
+    before = worlds.gains("mistaken_0.4")[1]
+    p = stats.ttest_ind(before, gains, equal_var=False).pvalue
+    assert f"had {before.mean():+.2f} in its six, and held it;" in told and f"(Welch's p = {p:.2f})" in told
+    assert ((gains > 0).sum(), (to_dapo > 0).sum()) == (6, 7)
+    assert "above GRPO in six of ten worlds and above DAPO in seven" in told
+    cells = [
+        sum(len(one.arms) * len(one.seeds) for one in mistaken.design.experiments if one.tuned == t) for t in (0, 1)
+    ]
+    assert "Every cell is there: {} of the tuning, {} of the comparison.".format(*cells) in told
+    commits = {
+        cell["commit"]
+        for name in mistaken.design.budgets
+        for of in mistaken.ledger(name).values()
+        for cell in of.values()
+    }
+    assert commits == {"544877afb"}
+
+
+def test_the_texts_say_what_the_plan_on_many_mistakes_does_not_have(worlds, mistaken):
+    told = mistaken.told
+
+    def average(arm):
+        return np.array([outcome.mean_accuracy(curve, 60_000) for curve in mistaken.curves[f"main/{arm}"].values()])
+
+    over_grpo, over_dapo = (average("r3") - average(arm) for arm in ("grpo", "dapo"))
+    averages = f"{over_grpo.mean():.2f} above GRPO ({t_interval(over_grpo)}) and {over_dapo.mean():.2f} above DAPO"
+    assert f"On average over the budget R^3 is {averages} ({t_interval(over_dapo)})" in told
+    grid = range(1_000, 61_000, 1_000)
+    means = {arm: np.array([mistaken.mean(f"main/{arm}", tokens) for tokens in grid]) for arm in ("r3", "grpo", "dapo")}
+    top = grid[means["r3"].argmax()]
+    highest = f"{means['r3'].max():.2f} at {top:,} tokens and {means['r3'][-1]:.2f} at the end"
+    assert f"{highest}, where GRPO ({means['grpo'][-1]:.2f}) and DAPO ({means['dapo'][-1]:.2f}) still rise" in told
+    assert all(means[arm].argmax() == len(grid) - 1 for arm in ("grpo", "dapo"))
+    picked = choices(mistaken.design, mistaken.curves)
+    assert {arm: of.name for arm, of in picked.items()} == {
+        "grpo": "tuning_4e-4",
+        "dapo": "tuning_4e-4",
+        "r3": "tuning_8e-4",
+    }
+    tuned = [
+        np.mean([outcome.mean_accuracy(curve, 60_000) for curve in mistaken.curves[f"tuning_{rate}/r3"].values()])
+        for rate in ("8e-4", "4e-4")
+    ]
+    assert "where 8e-4 has {:.2f} and 4e-4 {:.2f} in the two worlds".format(*tuned) in told
+    at = {
+        arm: [mistaken.mean(f"tuning_{rate}/{arm}") for rate in ("2e-4", "4e-4", "8e-4")]
+        for arm in ("r3", "grpo", "dapo")
+    }
+    assert "R^3 has {:.2f} at 2e-4, {:.2f} at 4e-4 and {:.2f} at 8e-4".format(*at["r3"]) in told
+    assert f"GRPO {at['grpo'][1]:.2f} and DAPO {at['dapo'][1]:.2f} at their best, which is 4e-4" in told
+    assert all(max(at[arm]) == at[arm][1] for arm in ("grpo", "dapo"))
+    ledger = mistaken.ledger()
+    asked, solved = (total(ledger["r3"], f"reflection_{name}") for name in ("prompts", "solved"))
+    assert f"({solved} of {asked} solved). Of GRPO's groups {percent(share_all_wrong(ledger['grpo']))} are all" in told
+    updates = [np.mean([cell["updates"] for cell in ledger[arm].values()]) for arm in ("dapo", "grpo", "r3")]
+    of_dapo = [cell["updates"] for cell in ledger["dapo"].values()]
+    span = f"DAPO has {min(of_dapo)} to {max(of_dapo)} updates "
+    assert span + "({:.0f} on average; GRPO {:.0f}, R^3 {:.0f})".format(*updates) in told
+    rows = np.mean([cell["trained_rows"] for cell in ledger["dapo"].values()])
+    lead = np.corrcoef(of_dapo, mistaken.gains(to="dapo")[1])[0, 1]
+    assert f"fewer rows, {rows:.0f} in a cell" in told and f"the larger R^3's lead (r = {lead:.2f})." in told
+    last = mistaken.read_elsewhere(lambda tokens, budget: -1)["gain"]
+    of_it = f"({last.low:+.2f} to {last.high:+.2f}, corrected {last.corrected_low:+.2f} to {last.corrected_high:+.2f})"
+    assert f"last validation the gain on GRPO is {last.estimate:.2f} {of_it}." in told
+    mixed = [percent(share(of["grpo"], "groups_mixed", of="groups_total")) for of in (worlds.ledger(), ledger)]
+    assert "({} of GRPO's, here {})".format(*mixed) in told
+
+
+def rows_replayed(folder):
+    """Rows replayed, of wrong working and with a false fact, by the prompt of the answer and by world."""
+    counts = {}
+    with open(folder / "replayed.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            for key in (row["variant"], int(row["seed"])):
+                found = counts.setdefault(key, np.zeros(3, dtype=int))
+                found += [int(row[column]) for column in ("replayed", "wrong", "false")]
+    return counts
+
+
+@pytest.fixture(scope="module")
+def lower_rate():
+    """The curves of R^3's cells at 4e-4 in the same worlds, and its ledger."""
+    return record.read_curves(RESULTS / "mistaken_4e-4")["r3"], record.read_ledger(RESULTS / "mistaken_4e-4")["r3"]
+
+
+def test_the_texts_say_what_the_lower_rate_does_where_many_facts_are_mistaken(mistaken, lower_rate):
+    looked, _ = lower_rate
+    looked_at = ends(looked)
+    others = {name: mistaken.ends(f"main/{name}") for name in ("grpo", "dapo", "r3")}
+    gains = {name: np.array([looked_at[world] - of[world] for world in of]) for name, of in others.items()}
+    told = [f"{of.mean():.2f}" for of in gains.values()], [t_interval(of) for of in gains.values()]
+    text = (
+        "it ends {} above GRPO ({}), above it in each of the ten, {} above DAPO ({}) and {} above itself at 8e-4 ({})"
+    )
+    assert text.format(*itertools.chain(*zip(*told, strict=True))) in mistaken.told
+    assert gains["grpo"].min() > 0 and len(gains["grpo"]) == 10
+    higher = mistaken.curves["main/r3"]
+    means = [outcome.mean_accuracy(looked[w], 60_000) - outcome.mean_accuracy(higher[w], 60_000) for w in looked]
+    assert f"with the same mean over the budget ({np.mean(means):+.2f}, {t_interval(means)})." in mistaken.told
+    half = [value - others["grpo"][world] for world, value in ends(looked, 30_000).items()]
+    assert f"it is {np.mean(half):.2f} above where GRPO ends ({t_interval(half)}). No baseline" in mistaken.told
+
+
+def test_the_texts_say_how_many_replayed_answers_are_right_by_wrong_working(mistaken, lower_rate):
+    told, cells = mistaken.told, mistaken.ledger()["r3"]
+    counts, lower = rows_replayed(mistaken.folder / "main"), rows_replayed(RESULTS / "mistaken_4e-4")
+    plain, reflected = counts["plain"], counts["reflection"]
+    assert "Of {} replayed answers to plain prompts {} do not show".format(*plain) in told
+    assert "of {} found under reflection {}.".format(*reflected) in told
+    assert f"In {plain[2]} and {reflected[2]} of these a fact is false" in told
+    of_both = "{1} of {0} and {3} of {2}".format(*lower["plain"][:2], *lower["reflection"][:2])
+    assert f"At 4e-4 it is {of_both}." in told
+    kinds = (counts, mistaken.ends("main/r3"), cells), (lower, ends(lower_rate[0]), lower_rate[1])
+    by_end, by_gain, by_all_wrong = [], [], []
+    for found, ended, ledger in kinds:
+        assert all(found[world][0] == ledger[world]["replayed_rows"] for world in ended), "every row, and no other"
+        shares = [found[world][1] / found[world][0] for world in ended]
+        gains = [value - mistaken.ends("main/grpo")[world] for world, value in ended.items()]
+        all_wrong = [share_all_wrong({world: ledger[world]}) for world in ended]
+        at_end = [*ended.values()]
+        by_end.append(np.corrcoef(shares, at_end)[0, 1])
+        by_gain.append(np.corrcoef(shares, gains)[0, 1])
+        by_all_wrong.append(np.corrcoef(all_wrong, at_end)[0, 1])
+    assert (
+        "(r = {:.2f} over ten worlds, at 4e-4 {:.2f}; of its gain on GRPO {:.2f} and {:.2f})".format(*by_end, *by_gain)
+        in told
+    )
+    assert "(r = {:.2f}, {:.2f})".format(*by_all_wrong) in told
+    assert {cells[world]["groups_rescued_by_replay"] for world in (31, 32)} == {78}
+    of_two = [percent(counts[world][1] / counts[world][0]) for world in (31, 32)]
+    assert "78 groups rescued in each, {} and {}.".format(*of_two) in told
