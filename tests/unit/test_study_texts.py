@@ -142,6 +142,11 @@ def mistaken():
     return Worlds("mistaken")
 
 
+@pytest.fixture(scope="module")
+def same_rate():
+    return Worlds("same_rate")
+
+
 def said(values):
     return ", ".join(f"{value:+.2f}" for value in values)
 
@@ -463,7 +468,7 @@ def test_the_texts_say_how_much_is_chance(worlds):
     assert found_in(0.17, 12) == pytest.approx(0.8, abs=0.02) and found_in(0.28, 6) == pytest.approx(0.8, abs=0.02)
 
 
-def test_the_readme_says_what_the_studies_found(worlds, mistaken):
+def test_the_readme_says_what_the_studies_found(worlds, mistaken, same_rate):
     readme = words(ROOT / "README.md")
     assert f"In {worlds.found['gain']['worlds']} worlds of" in readme
     median = np.median([*worlds.found["gain"]["values"].values()])
@@ -475,8 +480,10 @@ def test_the_readme_says_what_the_studies_found(worlds, mistaken):
     many, worthless = (
         worlds.with_interval(f"{name}") for name in ("gain_with_many_mistakes", "little_without_reflection")
     )
-    fresh = f"in ten [fresh ones](examples/results/mistaken/README.md) {mistaken.with_interval('gain')}"
-    assert f"it is {many} above GRPO, {fresh}; where reflection is worth nothing {worthless}" in readme
+    fresh = "two plans for [fresh ones](examples/results/same_rate/README.md) gave {} and {}".format(
+        *(study.with_interval("gain") for study in (mistaken, same_rate))
+    )
+    assert f"it is {many} above GRPO; {fresh}; where reflection is worth nothing {worthless}" in readme
     assert (
         f"R^3 at 8e-4 is {mistaken.found['gain']['estimate']:+.2f} to GRPO ({mistaken.interval('gain')})" in worlds.told
     )
@@ -625,3 +632,45 @@ def test_the_texts_say_how_many_replayed_answers_are_right_by_wrong_working(mist
     assert {cells[world]["groups_rescued_by_replay"] for world in (31, 32)} == {78}
     of_two = [percent(counts[world][1] / counts[world][0]) for world in (31, 32)]
     assert "78 groups rescued in each, {} and {}.".format(*of_two) in told
+
+
+def test_the_texts_say_what_one_rate_for_all_gave(mistaken, same_rate):
+    found, told, of = same_rate.found, same_rate.told, same_rate.interval
+    assert {one["verdict"] for one in found.values()} == {"not decided"}
+    assert {(one["worlds"], one["planned"]) for one in found.values()} == {(8, 8)}
+    ends_above = [
+        f"{found[name]['estimate']:.2f} above {other} ({of(name)}, corrected {of(name, 'corrected_')})"
+        for name, other in (("gain", "GRPO"), ("gain_on_dapo", "DAPO"))
+    ]
+    assert "R^3 ends {} and {}.".format(*ends_above) in told
+    half = found["half_the_tokens"]["estimate"]
+    assert f"it is where GRPO ends ({half:+.2f}, {of('half_the_tokens')})" in told
+    (_, gains), (_, to_dapo) = same_rate.gains(), same_rate.gains(to="dapo")
+    assert ((gains > 0).sum(), ((gains > 0) & (gains < 0.1)).sum(), (to_dapo > 0).sum()) == (7, 3, 6)
+    assert f"between worlds is {np.std(gains, ddof=1):.2f}, where the plan reckoned with 0.16" in told
+    both = {to: np.concatenate([study.gains(to=to)[1] for study in (mistaken, same_rate)]) for to in ("grpo", "dapo")}
+    together = "R^3 ends {:.2f} above GRPO ({}), in 13 of them, and {:.2f} above DAPO ({}), in 13.".format(
+        *itertools.chain(*((values.mean(), t_interval(values)) for values in both.values()))
+    )
+    assert together in told and [(len(values), (values > 0).sum()) for values in both.values()] == [(18, 13)] * 2
+    all_of_it = words(RESULTS / "README.md")
+    assert f"together R^3 ends {both['grpo'].mean():.2f} above GRPO ({t_interval(both['grpo'])}) there" in all_of_it
+    away, edge = 0.16 * math.sqrt(17) / np.std(gains, ddof=1), stats.t.ppf(0.975, 16)
+    assert "0.16 takes 17 to be found four times of five" in told
+    assert stats.nct.sf(edge, 16, away) == pytest.approx(0.8, abs=0.01)
+
+    def average(arm):
+        return np.array([outcome.mean_accuracy(curve, 60_000) for curve in same_rate.curves[f"main/{arm}"].values()])
+
+    over_grpo, over_dapo = (average("r3") - average(arm) for arm in ("grpo", "dapo"))
+    averages = f"{over_grpo.mean():.2f} above GRPO ({t_interval(over_grpo)}) and {over_dapo.mean():.2f} above DAPO"
+    assert f"R^3 is {averages} ({t_interval(over_dapo)})" in told
+    last = same_rate.read_elsewhere(lambda tokens, budget: -1)
+    assert {one.verdict for one in last.values()} == {"not decided"}
+    ledger = same_rate.ledger()
+    updates = {arm: [cell["updates"] for cell in cells.values()] for arm, cells in ledger.items()}
+    rows = np.mean([cell["trained_rows"] for cell in ledger["dapo"].values()])
+    means = [np.mean(updates[arm]) for arm in ("dapo", "grpo", "r3")]
+    span = f"DAPO has {min(updates['dapo'])} to {max(updates['dapo'])} updates "
+    assert span + "({:.0f} on average; GRPO {:.0f}, R^3 {:.0f}) of fewer rows, {:.0f} in".format(*means, rows) in told
+    assert {cell["commit"] for cells in ledger.values() for cell in cells.values()} == {"c2c1d9e4d"}
