@@ -487,6 +487,8 @@ def test_the_readme_says_what_the_studies_found(worlds, mistaken, same_rate):
     assert (
         f"R^3 at 8e-4 is {mistaken.found['gain']['estimate']:+.2f} to GRPO ({mistaken.interval('gain')})" in worlds.told
     )
+    assert f"all at 4e-4, {same_rate.with_interval('gain')}: neither is decided" in worlds.told
+    assert f"in eight fresh worlds: {same_rate.found['gain']['estimate']:+.2f}, not decided." in mistaken.told
 
 
 def test_the_texts_say_what_became_of_the_gain_where_many_facts_are_mistaken(worlds, mistaken):
