@@ -388,7 +388,7 @@ def summarise(out: Path, plan: dict, say) -> dict:
             rows = [ledger.get(arm, {}).get(seed, {}) for seed in cells]
             if kept := [key for key in record.COUNTS if all(key in row for row in rows)]:
                 found[arm]["ledger"] = {key: sum(row[key] for row in rows) for key in kept}
-        results["comparisons"].append({"seeds": [*cells], "arms": found})
+        results["comparisons"].append({"seeds": [*next(iter(compared.values()))], "arms": found})
     (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
     figure.write(out, curves, plan["tokens"])
     return results

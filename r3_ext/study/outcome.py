@@ -101,8 +101,8 @@ def compare(curves: dict[str, dict[int, Curve]], budget: float) -> dict[str, dic
     """Figures of each arm at `budget` generated tokens, from its curves by seed.
 
     accuracy, mean_accuracy: see above. difference: of `accuracy` to that of each arm of REFERENCES, seed by seed.
-    speedup: see `speedup`, with the baseline's cells of the same seeds. Without cells of a reference, its figures are
-    absent.
+    speedup: see `speedup`, of any arm but the baseline, with its cells of the same seeds. Without cells of a reference,
+    its figures are absent.
     """
     at = {arm: {seed: accuracy_at(curve, budget) for seed, curve in cells.items()} for arm, cells in curves.items()}
     found = {}

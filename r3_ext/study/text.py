@@ -45,18 +45,16 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
         title = f"## {folder}: at {of['tokens']:,} generated tokens" + (f", worlds with {worlds}" if worlds else "")
         if "commits" in of:
             title += f"; code: {', '.join(of['commits'])}"
+        parts += ["", title]
         # Of an arm alone there is no figure.
-        is_drawn = any(len(compared["arms"]) > 1 for compared in of["comparisons"])
-        dots = [f"![Every world of every arm]({folder}/dots.png)", ""] if is_drawn else []
-        parts += ["", title, "", *dots]
+        if any(len(compared["arms"]) > 1 for compared in of["comparisons"]):
+            parts += ["", f"![Every world of every arm]({folder}/dots.png)"]
         for compared in of["comparisons"]:
-            parts += [f"Worlds {seeds(compared['seeds'])}:", "", *arm_table(compared["arms"]), ""]
-            if any("ledger" in row for row in compared["arms"].values()):
-                parts += ["A cell on average: what it cost, and what became of its groups.", ""]
-                cells = len(compared["seeds"])
-                parts += [*sums_table(compared["arms"], COSTS, cells), ""]
-                parts += [*sums_table(compared["arms"], LEDGER, cells), ""]
-        parts.pop()
+            found_of, cells = compared["arms"], len(compared["seeds"])
+            parts += ["", f"Worlds {seeds(compared['seeds'])}:", "", *arm_table(found_of)]
+            if any("ledger" in row for row in found_of.values()):
+                parts += ["", "A cell on average: what it cost, and what became of its groups."]
+                parts += ["", *sums_table(found_of, COSTS, cells), "", *sums_table(found_of, LEDGER, cells)]
     return "\n".join(parts) + "\n"
 
 
