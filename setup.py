@@ -46,7 +46,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
     packages=find_namespace_packages(include=["recipe.*", "r3_ext", "r3_ext.*"]),
-    package_data={"recipe.r3": ["config/**/*.yaml", "*.md", "*.txt"], "r3_ext": ["**/*.yaml", "report/page.*"]},
+    package_data={
+        "recipe.common": ["config/**/*.yaml"],
+        "recipe.r3": ["config/**/*.yaml", "*.md", "*.txt"],
+        "r3_ext": ["**/*.yaml", "report/page.*"],
+    },
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST},
     entry_points={
         "console_scripts": ["r3 = r3_ext.cli:main"],

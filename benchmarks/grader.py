@@ -16,7 +16,7 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from recipe.r3.grader_pool import grade
+from recipe.common.reward.math.pool import grade
 
 
 def draw(answers: list[str], count: int) -> list[tuple[str, str, str]]:

@@ -51,9 +51,9 @@ import numpy as np
 import psutil
 import torch  # noqa: F401  loaded in every trainer, so no growth of the process that the buffer causes
 
-from recipe.r3 import history_file
-from recipe.r3.history import SELECTIONS, History, Sample
-from recipe.r3.history_codec import identified, packed
+from recipe.r3.history import file as history_file
+from recipe.r3.history.codec import identified, packed
+from recipe.r3.history.store import SELECTIONS, History, Sample
 
 VOCABULARY = 151_643
 PER_OUTCOME, EPOCHS = 16, 4

@@ -20,6 +20,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+
 from verl.utils.experimental.torch_functional import FusedLinearForPPO
 from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits
 

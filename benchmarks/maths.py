@@ -24,11 +24,11 @@ from time import perf_counter
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
+
+from recipe.common.trainer.mini_batches import order_rows, rows_with_room
+from recipe.r3.core_algos import compute_r3_advantage, structural_entropy_ranking_reward
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
-
-from recipe.r3.core_algos import compute_r3_advantage, structural_entropy_ranking_reward
-from recipe.r3.mini_batches import order_rows, rows_with_room
 
 BOUND = 1.5
 TOP_RATIO, MAX_REWARD = 0.2, 0.5

@@ -25,9 +25,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from r3_ext.record.summary import read_metrics  # noqa: E402
 from r3_ext.study.arms import EMBEDDED  # noqa: E402
-from r3_ext.summary import read_metrics  # noqa: E402
-from recipe.r3.modes import MODES, SYNC  # noqa: E402
+from recipe.common.modes import MODES, SYNC  # noqa: E402
 
 LONG_TAIL = [
     "data.max_prompt_length=448",

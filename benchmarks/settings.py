@@ -28,11 +28,11 @@ from pyarrow import parquet
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from r3_ext import supervise  # noqa: E402
-from r3_ext.cpu import forkserver  # noqa: E402
-from r3_ext.summary import read_metrics  # noqa: E402
+from r3_ext.cpu.fork import server as forkserver  # noqa: E402
+from r3_ext.host import supervise  # noqa: E402
+from r3_ext.record.summary import read_metrics  # noqa: E402
 from recipe.r3.core_algos import RANK_MARK, REPLAY_MARK  # noqa: E402
-from recipe.r3.replay_buffer import is_reflection  # noqa: E402
+from recipe.r3.replay.buffer import is_reflection  # noqa: E402
 
 STEPS = 3
 SMALL = (

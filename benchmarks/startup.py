@@ -22,8 +22,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from r3_ext.launch import PY_EXECUTABLE  # noqa: E402
-from r3_ext.summary import read_metrics  # noqa: E402
+from r3_ext.record.summary import read_metrics  # noqa: E402
+from r3_ext.run.command import PY_EXECUTABLE  # noqa: E402
 
 ONE_STEP = ["trainer.total_training_steps=1", "trainer.val_before_train=False", "trainer.test_freq=-1"]
 POLL_S = 0.25

@@ -21,7 +21,7 @@ from tensordict import NonTensorData, NonTensorStack
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from recipe.r3.replay_buffer import rows_of  # noqa: E402
+from recipe.r3.replay.buffer import rows_of  # noqa: E402
 from tests.integration.conftest import command, skip_overrides  # noqa: E402
 
 BOUND = 1.03

@@ -32,9 +32,9 @@ import pandas as pd
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from r3_ext.cpu.tasks import truth
-from r3_ext.history.shared import snapshot
-from recipe.r3.history_codec import unpack_tokens
+from r3_ext.r3.history.shared import snapshot
+from r3_ext.tiny.tasks import truth
+from recipe.r3.history.codec import unpack_tokens
 
 FACT = re.compile(r"(\d)([+-])(\d)=(\d)")
 START, STEP = re.compile(r"Start with (\d)\."), re.compile(r"(Add|Subtract) (\d)\.")

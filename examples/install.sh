@@ -176,8 +176,8 @@ check_imports() {
     local check="import vllm, transformers, verl, ray, transfer_queue, math_verify" platform=
     if [ "$device" = cpu ]; then
         platform=cpu
-        check="from r3_ext.cpu import forkserver; forkserver.load_libraries(); $check
-import recipe.r3.r3_trainer, recipe.r3.reflection, recipe.r3.reward_manager, verl.trainer.main_ppo
+        check="from r3_ext.cpu.fork import server; server.load_libraries(); $check
+import recipe.r3.r3_trainer, recipe.r3.reflection, recipe.common.reward.manager, verl.trainer.main_ppo
 import verl.workers.rollout.vllm_rollout.vllm_async_server, r3_ext.cpu.vllm_worker"
     else
         "$python" -c "import torch; torch.zeros(1, device='cuda')" >>"$log" 2>&1 ||

@@ -5,15 +5,18 @@ import importlib
 import sys
 
 COMMANDS = {
-    "run": ("r3_ext.launch", "prepare, check, train, and leave a run folder behind"),
-    "resume": ("r3_ext.launch:resume", "go on with a run, with the settings that it has"),
-    "rehearse": ("r3_ext.rehearse.command", "the worst and a typical step for real, and what the whole run will take"),
-    "probe": ("r3_ext.probe.command", "is it worth it for this model and these problems? generates, trains nothing"),
+    "run": ("r3_ext.run.command", "prepare, check, train, and leave a run folder behind"),
+    "resume": ("r3_ext.run.command:resume", "go on with a run, with the settings that it has"),
+    "rehearse": (
+        "r3_ext.r3.rehearse.command",
+        "the worst and a typical step for real, and what the run will take",
+    ),
+    "probe": ("r3_ext.r3.probe.command", "is it worth it for this model and these problems? generates, trains nothing"),
     "doctor": ("r3_ext.doctor.command", "check this machine, the installation and a configuration"),
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),
-    "history": ("r3_ext.history.command", "look into a sample buffer, export it, seed a new one, make it smaller"),
+    "history": ("r3_ext.r3.history.command", "look into a sample buffer, export it, seed a new one, make it smaller"),
 }
 
 

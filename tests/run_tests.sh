@@ -9,7 +9,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 if [ "${1:-}" = quick ]; then
-    set -- tests/numerics tests/unit -m "not slow" "${@:2}"
+    set -- tests/common tests/r3 tests/ext -m "not slow" "${@:2}"
 fi
 if [ "${1:-}" = gpu ]; then
     set -- tests/gpu "${@:2}"

@@ -34,7 +34,7 @@ if ((others > 0)); then
         bash examples/cluster/start_ray.sh "$RAY_ADDRESS" --block ${RAY_START_ARGS:-} &
     workers=$!
 fi
-"$python" -m r3_ext.cluster wait "$SLURM_JOB_NUM_NODES"
+"$python" -m r3_ext.host.cluster wait "$SLURM_JOB_NUM_NODES"
 
 profile=()
 [[ " $* " == *" --profile "* ]] || profile=(--profile gpu_2x8x80gb)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from r3_ext import data
+from r3_ext.data import problems as data
 
 try:
     from reasoning_gym_reward import DATASETS, PREFIX, REFUSED, compute_score, reasoning_gym

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from recipe.r3.answer_text import MAX_ANSWER_CHARS, final_answer
+from recipe.common.reward.math.answer_text import MAX_ANSWER_CHARS, final_answer
 
 try:
     import pycosat  # noqa: F401

@@ -13,7 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from r3_ext import convert, data
+from r3_ext.data import convert
+from r3_ext.data import problems as data
 
 
 def find_in_folder(folder: Path, name: str) -> str:

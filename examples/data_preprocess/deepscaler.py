@@ -4,14 +4,15 @@
     python examples/data_preprocess/deepscaler.py --source my_rows.jsonl --val-rows 256 --exclude data/benchmarks
 
 Without `--source` the data set comes from the Hugging Face hub. What is dropped, and why, is printed and written beside
-the parquet as `<output>.json`; the rules are in `r3_ext/data.py`.
+the parquet as `<output>.json`; the rules are in `r3_ext/data/problems.py`.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from r3_ext import convert, data
+from r3_ext.data import convert
+from r3_ext.data import problems as data
 
 
 def build_parser() -> argparse.ArgumentParser:

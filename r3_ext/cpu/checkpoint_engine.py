@@ -13,10 +13,10 @@ from typing import Any
 import ray
 import torch
 from ray.actor import ActorHandle
-from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
-from verl.utils import fsdp_utils
 
 from r3_ext.cpu import weight_sync
+from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+from verl.utils import fsdp_utils
 
 
 @CheckpointEngineRegistry.register("ray")

@@ -8,10 +8,11 @@ from typing import Any, ContextManager, Optional
 
 import psutil
 import torch
+
+from r3_ext.cpu import vllm_distribution
+from r3_ext.cpu.fork import server as forkserver
 from verl.plugin.platform import platform_manager
 from verl.plugin.platform.platform_base import PlatformBase
-
-from r3_ext.cpu import forkserver, vllm_distribution
 
 
 class CPUIndex(str):

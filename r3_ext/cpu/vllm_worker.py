@@ -2,10 +2,10 @@
 
 import torch
 import vllm.model_executor.layers.utils as layer_utils
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from r3_ext.cpu.weight_sync import address_of_this_run
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 
 def keep_plain_weights(layer: torch.nn.Module, remove_weight: bool) -> None:

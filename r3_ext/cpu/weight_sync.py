@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 
 import ray
 import zmq
+
 from verl.workers.rollout import base
 from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender

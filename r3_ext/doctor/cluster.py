@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r3_ext import cluster
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, Finding, is_cpu
 from r3_ext.doctor.gpus import GPU, generating_gpus, gpu_findings
 from r3_ext.doctor.machine import cores_needed, memory_findings, shared_memory_findings
 from r3_ext.doctor.storage import existing_parent
+from r3_ext.host import cluster
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

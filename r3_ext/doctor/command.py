@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r3_ext import cluster, rows
+from r3_ext.data import check as rows
 from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
@@ -40,11 +40,12 @@ from r3_ext.doctor.prompts import check_prompts
 from r3_ext.doctor.settings import check_config, check_values
 from r3_ext.doctor.speed import attention_override, check_attention, check_log_probs
 from r3_ext.doctor.storage import check_disk, check_output
+from r3_ext.host import cluster
+from r3_ext.settings.compose import CACHE
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 OWN_IMPORTS = ("packaging", "hydra-core", "omegaconf", "rich", "psutil", "ray", "torch", "transformers", "verl")
 """Without these the doctor cannot look further than Python and packages."""
 
@@ -131,18 +132,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="r3 doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--method", default="r3", help="file in examples/config/method")
-    parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in examples/config/profile")
+    parser.add_argument("--method", default="r3", help="method to train with")
+    parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in r3_ext/settings/profile")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="where `r3 run` prepares DATA and VAL_DATA")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where `r3 run` prepares DATA and VAL_DATA")
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
 
 
 def examine(profile: str, method: str, overrides: list[str], cache: Path) -> list[Finding]:
     """Compose the configuration with DATA, VAL_DATA and MODEL and check it; what does not compose is a finding."""
-    from r3_ext.config import check_choice, compose_config
-    from r3_ext.prepare import model_and_data
+    from r3_ext.settings.compose import check_choice, compose_config
+    from r3_ext.settings.prepare import model_and_data
 
     groups = [f"+profile={profile}", f"+method={method}", *attention_override(profile), *cluster.overrides()]
     findings, given = [], []

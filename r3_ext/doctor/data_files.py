@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from r3_ext import rows
+from r3_ext.data import check as rows
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3, not_set
 from r3_ext.doctor.model_files import VERL_DEFAULT_PATHS
-from recipe.r3.query_ids import check_query_ids
+from recipe.common.query_ids import check_query_ids
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from r3_ext.rows import DataFile
+    from r3_ext.data.check import DataFile
 
 
 def read_data(config: DictConfig, path: str) -> DataFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recipe.r3.modes import R3_TRAINERS
+from recipe.common.modes import R3_TRAINERS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

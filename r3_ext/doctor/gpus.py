@@ -8,10 +8,10 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from r3_ext.cluster import ADDRESS
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
-from recipe.r3.modes import SEPARATE_ASYNC
+from r3_ext.host.cluster import ADDRESS
+from recipe.common.modes import SEPARATE_ASYNC
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -118,8 +118,8 @@ def gpu_findings(config: DictConfig, gpus: list[GPU], wanted: int) -> list[Findi
 
 
 def gpu_memory(config: DictConfig, memory: float) -> list[Finding]:
-    """The computed need of `r3_ext.sizing` against the smallest GPU."""
-    from r3_ext import sizing
+    """The computed need of `r3_ext.settings.sizing` against the smallest GPU."""
+    from r3_ext.settings import sizing
 
     architecture = model_architecture(config)
     if architecture is None or memory == 0:
@@ -130,6 +130,6 @@ def gpu_memory(config: DictConfig, memory: float) -> list[Finding]:
         return [Finding(OK, "GPU memory", found)]
     advice = (
         "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu or rollout.gpu_memory_utilization, or choose a "
-        "smaller profile (python -m r3_ext.sizing)"
+        "smaller profile (python -m r3_ext.settings.sizing)"
     )
     return [Finding(WARN, "GPU memory", found, advice)]

@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r3_ext.cluster import ADDRESS
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
-from r3_ext.units import GIB, human
+from r3_ext.host.cluster import ADDRESS
+from r3_ext.host.units import GIB, human
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -117,7 +117,7 @@ def memory_findings(config: DictConfig, available: float, total: float, where: s
     gpus = config.trainer.n_gpus_per_node
     needed = 5 + 4 * gpus
     if (architecture := model_architecture(config)) is not None:
-        from r3_ext import sizing
+        from r3_ext.settings import sizing
 
         needed += sizing.plan(config, architecture, memory=0).main_memory
     found = f"{where}{available:.0f} of {total:.0f} GiB free, about {needed:.0f} needed"

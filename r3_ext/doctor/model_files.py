@@ -14,7 +14,7 @@ from r3_ext.doctor.finding import FAIL, OK, Finding, not_set
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from r3_ext import sizing
+    from r3_ext.settings import sizing
 
 VERL_DEFAULT_PATHS = (
     "~/models/deepseek-llm-7b-chat",
@@ -37,7 +37,7 @@ def model_file(model: str, name: str) -> tuple[Path | None, str]:
         return None, f"{model} is neither a folder nor a name on the Hugging Face hub"
     from huggingface_hub import hf_hub_download
 
-    from r3_ext import hub
+    from r3_ext.host import hub
 
     hub.go_offline_if_unreachable()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports each of its attempts
@@ -69,7 +69,7 @@ def read_model_config(model: str) -> tuple[dict | None, str]:
 
 def model_architecture(config: DictConfig) -> sizing.Architecture | None:
     """`sizing.Architecture` of the model, or None when its config.json is not there or has other names."""
-    from r3_ext import sizing
+    from r3_ext.settings import sizing
 
     content, _ = (None, "") if model_path(config) in VERL_DEFAULT_PATHS else read_model_config(model_path(config))
     keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")

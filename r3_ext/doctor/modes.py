@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, Finding, is_cpu, is_r3
-from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, is_async
+from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, is_async
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

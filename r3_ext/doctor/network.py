@@ -8,8 +8,8 @@ import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r3_ext import private_network
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
+from r3_ext.host import private_network
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

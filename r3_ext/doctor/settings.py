@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from r3_ext.data.check import path_fault
 from r3_ext.doctor.finding import FAIL, OK, Finding, is_r3
-from r3_ext.rows import path_fault
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -66,7 +66,7 @@ def known_values(engine: str) -> dict[str, object]:
 
     engine: verl's `model_engine`, a choice of files: each has settings of its own.
     """
-    from r3_ext.config import compose_config  # imports hydra, without which the doctor says so
+    from r3_ext.settings.compose import compose_config  # imports hydra, without which the doctor says so
 
     return tree(compose_config([f"model_engine={engine}"]))
 
@@ -155,10 +155,10 @@ def registers_elsewhere(config: DictConfig) -> bool:
 def check_reward(config: DictConfig) -> None:
     """Build what every reward worker builds of its settings. Raises ValueError with the full key."""
     from omegaconf import OmegaConf
-    from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 
+    from recipe.common.reward.manager import R3RewardManager, RewardConfig
     from recipe.r3.r3_config import check_reward_manager
-    from recipe.r3.reward_manager import R3RewardManager, RewardConfig
+    from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 
     check_reward_manager(config)
     manager = config.reward.reward_manager
@@ -177,8 +177,8 @@ def check_reward(config: DictConfig) -> None:
 
 def check_function(config: DictConfig) -> None:
     """Load the user's reward function, in a process that can be ended. Raises ValueError with the full key."""
-    from recipe.r3.custom_reward import KEY, LOADED, packed
-    from recipe.r3.reward_manager import R3RewardManager, function_kwargs
+    from recipe.common.reward.function import KEY, LOADED, packed
+    from recipe.common.reward.manager import R3RewardManager, function_kwargs
 
     named, manager = config.reward.get("custom_reward_function") or {}, config.reward.reward_manager
     known = "path", "name", "reward_kwargs"
@@ -188,7 +188,7 @@ def check_function(config: DictConfig) -> None:
         return
     if not named.get("name"):
         raise ValueError(f"{KEY}.name must be the function's name, got {named.get('name')!r}")
-    command = [sys.executable, "-m", "recipe.r3.custom_reward", named.path, named.name]
+    command = [sys.executable, "-m", "recipe.common.reward.function", named.path, named.name]
     kwargs, is_ours = packed(function_kwargs(named)), manager.name == R3RewardManager.__name__
     if is_ours or manager.source == "register":  # another's may ask a function as it likes
         command += ["--kwargs", kwargs]
@@ -208,11 +208,11 @@ def check_config(config: DictConfig) -> list[Finding]:
     """The recipe's and verl's own validation."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+
+    from recipe.r3.r3_config import validate_r3_config
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
-
-    from recipe.r3.r3_config import validate_r3_config
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):

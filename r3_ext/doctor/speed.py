@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.installation import installed_version
-from r3_ext.units import GIB
+from r3_ext.host.units import GIB
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -43,7 +43,7 @@ def kernels_fault() -> str | None:
 
 def check_attention(config: DictConfig) -> list[Finding]:
     """verl's default is flash_attention_2. Its package has no wheel for the pinned torch, and is not in the pins."""
-    from r3_ext import sizing
+    from r3_ext.settings import sizing
 
     model = config.actor_rollout_ref.model
     chosen, package = model.override_config.get("attn_implementation", FLASH), flash_package()

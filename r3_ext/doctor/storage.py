@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3
 from r3_ext.doctor.model_files import model_architecture
-from r3_ext.units import GIB, human
+from r3_ext.host.units import GIB, human
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -35,7 +35,7 @@ def check_output(config: DictConfig) -> list[Finding]:
         found += f", resumes after step {tracker.read_text().strip()}"
     findings = [Finding(OK, "output", found)]
     if is_r3(config):
-        from recipe.r3.history_file import network_file_system
+        from recipe.r3.history.file import network_file_system
 
         kind = network_file_system(str(existing_parent(folders["algorithm.r3.history.path"])))
         if kind is not None:

@@ -2,7 +2,7 @@
 
 The hash is a sha256 over problems and reference answers in their order, so a parquet file written anew, and a file that
 `examples/data_preprocess/benchmarks.py` converted, keep it. White space in a problem and the way an answer is written
-(`025` and `25`, see `r3_ext.data.normal_form`) do not count; another word, answer, row or order does.
+(`025` and `25`, see `r3_ext.data.problems.normal_form`) do not count; another word, answer, row or order does.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from r3_ext import data
+from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, checked
 
 
@@ -60,7 +60,7 @@ def content_hash(problems: list[data.Problem]) -> str:
 
 
 def read_problems(file: Path, name: str) -> tuple[list[data.Problem], Counter]:
-    """Problems of a file, raw or in verl's format, cleaned by the rules of `r3_ext.data`, and what these dropped."""
+    """Problems of a file, raw or in verl's format, cleaned by the rules of problems.py, and what these dropped."""
     counts = Counter()
     try:
         rows = data.read_rows(str(file))[0]
@@ -69,7 +69,7 @@ def read_problems(file: Path, name: str) -> tuple[list[data.Problem], Counter]:
     except (ValueError, OSError) as error:
         raise EvaluationError(f"benchmark {name}: {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EvaluationError(f"benchmark {name}: {file} is not in the format of r3_ext.data ({error!r})") from error
+        raise EvaluationError(f"benchmark {name}: {file} is not in this project's format ({error!r})") from error
     if not problems:
         raise EvaluationError(f"benchmark {name}: {file} has no usable problem, {dict(counts)}")
     return problems, counts

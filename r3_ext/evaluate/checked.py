@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from r3_ext import data
+from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError
 
 MOST_TOKENS = 1 << 31

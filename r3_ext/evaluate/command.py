@@ -23,12 +23,13 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from r3_ext import launch, private_network, supervise
-from r3_ext.console import RunDisplay
 from r3_ext.evaluate import EvaluationError, benchmarks, compare, generate, hard, plan, results, score
+from r3_ext.host import private_network, supervise
+from r3_ext.record.console import RunDisplay
+from r3_ext.run import command as launch
 
 DATA_VARIABLE = "R3_BENCHMARKS"
-EMBEDDED = launch.EXAMPLE_CONFIG / "profile" / f"{launch.EMBEDDED}.yaml"
+EMBEDDED = launch.OWN_CONFIG / "profile" / f"{launch.EMBEDDED}.yaml"
 ENGINE_KEYS = ("dtype", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
 """Settings of the embedded profile's rollouts that hold for an evaluation as well."""
 

@@ -14,11 +14,11 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from r3_ext import data
+from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate.results import MACRO, METHOD, Measured, macro, measure, number, seed_of, with_interval
 from r3_ext.evaluate.score import Scores, read_scores
-from recipe.r3.validation import LEVEL
+from recipe.common.validation import LEVEL
 
 
 def paired(a: Scores, b: Scores, seed: list[int]) -> Measured:

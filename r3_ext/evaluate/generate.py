@@ -18,8 +18,8 @@ import time
 import traceback
 from pathlib import Path
 
-from r3_ext import data
 from r3_ext.cpu import vllm_distribution
+from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, plan
 
 PR_SET_PDEATHSIG = 1

@@ -15,11 +15,11 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from r3_ext import data
+from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate.results import METHOD, measure, number, seed_of, with_interval
 from r3_ext.evaluate.score import Scores, read_scores
-from recipe.r3.validation import pass_at_k, powers_of_two
+from recipe.common.validation import pass_at_k, powers_of_two
 
 ATTEMPTS = 16
 AT_MOST = 1

@@ -16,8 +16,8 @@ import torch
 
 from r3_ext.evaluate import EvaluationError, generate, plan
 from r3_ext.evaluate.score import SCORE
+from recipe.common.validation import interval
 from recipe.r3.core_algos import structural_entropy_ranking_reward
-from recipe.r3.validation import interval
 
 CHUNK = 512
 """Tokens whose logits are in memory at a time."""

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from r3_ext.evaluate import plan
 from r3_ext.evaluate.score import Scores, read_scores
-from recipe.r3.validation import LEVEL, RESAMPLES, bootstrap, maj_at_n, pass_at_k, percentiles, powers_of_two
+from recipe.common.validation import LEVEL, RESAMPLES, bootstrap, maj_at_n, pass_at_k, percentiles, powers_of_two
 
 SEED = 0
 MACRO = "macro"

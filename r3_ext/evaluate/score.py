@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from r3_ext import data
+from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, benchmarks, checked, plan
-from recipe.r3.answer_text import final_answer, normalize
-from recipe.r3.grader_pool import grade
+from recipe.common.reward.math.answer_text import final_answer, normalize
+from recipe.common.reward.math.pool import grade
 
 BATCH = 512
 TIMEOUT_S = 5.0

@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 
+from r3_ext.record.summary import reward_of
 from r3_ext.report.bands import Band, seed_band, thin
 from r3_ext.report.runs import Arm, Reader, Row, Run, clean
-from r3_ext.summary import reward_of
 
 X_LABEL = {"step": "training step", "tokens": "generated tokens"}
 MOST_BENCHMARKS = 12

@@ -7,6 +7,7 @@ from statistics import median
 
 import numpy as np
 
+from r3_ext.record.summary import reward_of
 from r3_ext.report.bands import interval
 from r3_ext.report.figures import (
     ACCURACY,
@@ -24,7 +25,6 @@ from r3_ext.report.figures import (
     validation_band,
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
-from r3_ext.summary import reward_of
 
 TRUNCATION_RISE = 0.05
 LENGTH_RISE = 1.2

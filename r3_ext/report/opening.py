@@ -8,12 +8,12 @@ import shlex
 
 import numpy as np
 
+from r3_ext.record.cautions import what_it_shows
+from r3_ext.record.folder import INTERRUPTED, STOPPED
+from r3_ext.record.summary import NO_SCORE
 from r3_ext.report.figures import TOTAL, TRUNCATED, dead, get, mean_pass_at_1
 from r3_ext.report.findings import ACCURACY_RISE, change, percent, total
 from r3_ext.report.runs import Arm, Run, clean
-from r3_ext.run_folder import INTERRUPTED, STOPPED
-from r3_ext.shows import what_it_shows
-from r3_ext.summary import NO_SCORE
 
 FINISHED, RUNNING, UNKNOWN = "finished", "is still running", "was trained"
 BROKEN_OFF = {STOPPED: "was stopped by SIGTERM", INTERRUPTED: "was interrupted", None: "was killed"}

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from r3_ext.record.folder import is_held, read_starts
+from r3_ext.record.summary import read_metrics
 from r3_ext.report.bands import Points
-from r3_ext.run_folder import is_held, read_starts
-from r3_ext.summary import read_metrics
-from recipe.r3.modes import R3_TRAINERS
+from recipe.common.modes import R3_TRAINERS
 
 BOUND = 1e30
 """Values beyond are drawn as this, so that sums and squares of them stay finite."""

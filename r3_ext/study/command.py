@@ -30,21 +30,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from r3_ext import supervise
-from r3_ext.config import check_choice, compose_config
-from r3_ext.cpu.world import parse as parse_world
+from r3_ext.data.check import may_be_any_truth
 from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
-from r3_ext.launch import EMBEDDED as EMBEDDED_PROFILE
-from r3_ext.launch import ROOT, STOPPED
-from r3_ext.prepare import VARIABLES, model_and_data
-from r3_ext.rows import may_be_any_truth
-from r3_ext.run_folder import claim, held, is_run, read_starts
+from r3_ext.host import supervise
+from r3_ext.record.folder import claim, held, is_run, read_starts
+from r3_ext.record.summary import read_metrics
+from r3_ext.run.command import EMBEDDED as EMBEDDED_PROFILE
+from r3_ext.run.command import ROOT, STOPPED
+from r3_ext.settings.compose import check_choice, compose_config
+from r3_ext.settings.prepare import VARIABLES, model_and_data
 from r3_ext.study import arms, figure, hypotheses, record, tables, text
 from r3_ext.study.design import Design, choices, read_design
 from r3_ext.study.outcome import compare, curve_of, in_common
 from r3_ext.study.plan import PLAN, check_plan, plan_of, read_plan
-from r3_ext.summary import read_metrics
+from r3_ext.tiny.world import parse as parse_world
 
 FREE = {"arms": arms.DEFAULT, "seeds": range(5), "tokens": 60_000, "world": ""}
 """Options of a study without a plan, and their defaults."""
@@ -228,7 +228,7 @@ def shared_interpreter(profile: str):
     if profile != EMBEDDED_PROFILE:
         yield sys.executable, None
         return
-    from r3_ext.cpu import forkserver
+    from r3_ext.cpu.fork import server as forkserver
 
     with supervise.scratch_folder() as folder, forkserver.serving(folder) as python:
         yield str(python), forkserver.environment()

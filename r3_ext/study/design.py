@@ -22,9 +22,9 @@ from pathlib import Path
 
 import yaml
 
-from r3_ext.cpu.world import parse
 from r3_ext.study import arms
 from r3_ext.study.hypotheses import MEASURES, Hypothesis, place_of
+from r3_ext.tiny.world import parse
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
+from r3_ext.record.summary import validation_accuracy
 from r3_ext.report.bands import interval
-from r3_ext.summary import validation_accuracy
 
 Curve = tuple[np.ndarray, np.ndarray]
 BASELINE = "grpo"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from r3_ext.evaluate.plan import fingerprint
-from r3_ext.prepare import EMBEDDED, VARIABLES, digest
+from r3_ext.settings.prepare import EMBEDDED, VARIABLES, digest
 from r3_ext.study import arms
 
 PLAN = "study.json"
@@ -30,7 +30,7 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
     plan = {"tokens": args.tokens, "profile": profile, "overrides": args.overrides}
     plan |= {name: source_of(name, os.environ[name]) for name in VARIABLES if os.environ.get(name)}
     if profile == EMBEDDED:
-        from r3_ext.cpu import warm_start  # imports torch, which is slow
+        from r3_ext.tiny import warm_start  # imports torch, which is slow
 
         plan |= {"settings": list(arms.EMBEDDED), "warm_start": warm_start.VERSION}
     if args.world:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from r3_ext.record.summary import GROUPS, read_metrics
 from r3_ext.study.outcome import Curve, as_curve, curve_of
-from r3_ext.summary import GROUPS, read_metrics
 
 CURVES = "curves.csv"
 LEDGER = "ledger.csv"

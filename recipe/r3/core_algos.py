@@ -21,6 +21,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
+
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
 
 REPLAY_MARK = "#replay"

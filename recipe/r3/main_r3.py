@@ -29,12 +29,12 @@ import hydra
 import ray
 from omegaconf import DictConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from recipe.r3.r3_config import validate_r3_config
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
-
-from .r3_config import validate_r3_config
 
 
 class TaskRunnerHere:

@@ -24,11 +24,11 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.base_config import BaseConfig
 
-from .history import SELECTIONS
-from .modes import R3_TRAINERS, SEPARATE_ASYNC, is_async
-from .truths import OWN_MANAGER
+from recipe.common.modes import R3_TRAINERS, SEPARATE_ASYNC, is_async
+from recipe.common.reward.truths import OWN_MANAGER
+from recipe.r3.history.store import SELECTIONS
+from verl.base_config import BaseConfig
 
 OWN_MODULES = "recipe.r3.r3_trainer", "recipe.r3.reflection"
 MODULES = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"

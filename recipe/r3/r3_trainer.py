@@ -35,6 +35,33 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
+
+from recipe.common.metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
+from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
+from recipe.common.outcome import Reading
+from recipe.common.query_ids import check_query_ids, make_query_id
+from recipe.common.trainer.measured import MeasuredMixin
+from recipe.common.trainer.mini_batches import order_rows, rows_with_room
+from recipe.common.trainer.resume import resume_step
+from recipe.common.trainer.safe_loading import without_unpickling
+from recipe.common.trainer.watchdog import WorkerWatch, deadline
+from recipe.common.trainer.workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker, R3DetachActorWorker
+from recipe.r3 import core_algos
+from recipe.r3.history.store import History, tokenizer_fingerprint
+from recipe.r3.off_policy import off_policy_metrics, taper
+from recipe.r3.r3_config import describe, validate_r3_config
+from recipe.r3.reflection import ReflectionPlanner
+from recipe.r3.replay.buffer import (
+    R3ReplayBuffer,
+    dead_outcome,
+    groups_of,
+    is_fresh,
+    outcome_reward,
+    plain_keys,
+    rows_of,
+)
+from recipe.r3.replay.buffer_async import R3ReplayBufferAsync
+from recipe.r3.replay.straggler import AbortMarkingClient
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -48,28 +75,9 @@ from verl.utils.debug.metrics import calculate_debug_metrics
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from . import core_algos
-from .baseline import MeasuredMixin
-from .history import History, tokenizer_fingerprint
-from .metrics import DeadGroupAlarm, LengthAlarm, group_ledger, series_metrics
-from .mini_batches import order_rows, rows_with_room
-from .modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
-from .off_policy import off_policy_metrics, taper
-from .outcome import Reading
-from .query_ids import check_query_ids, make_query_id
-from .r3_config import describe, validate_r3_config
-from .reflection import ReflectionPlanner
-from .replay_buffer import R3ReplayBuffer, dead_outcome, groups_of, is_fresh, outcome_reward, plain_keys, rows_of
-from .resume import resume_step
-from .ride_along import R3ReplayBufferAsync
-from .safe_loading import without_unpickling
-from .straggler import AbortMarkingClient
-from .watchdog import WorkerWatch, deadline
-from .workers import ROWS_FOLDER, SPLIT_GROUPS, R3ActorRolloutRefWorker, R3DetachActorWorker
-
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
-OWN = {"path": "pkg://recipe.r3.replay_buffer", "name": "R3ReplayBuffer"}
+OWN = {"path": "pkg://recipe.r3.replay.buffer", "name": "R3ReplayBuffer"}
 """The custom sampler of r3.yaml: the recipe's."""
 
 

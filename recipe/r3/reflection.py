@@ -24,13 +24,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from recipe.r3.history.store import PLAIN, REFLECTION, History, Sample, Transfer
+from recipe.r3.r3_config import ReflectionConfig
+from recipe.r3.replay.buffer import REFLECTION_UID
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils import tensordict_utils as tu
-
-from .history import PLAIN, REFLECTION, History, Sample, Transfer
-from .r3_config import ReflectionConfig
-from .replay_buffer import REFLECTION_UID
 
 AGENT_NAME = "r3_reflection"
 CUT_MARK = "\n[...]\n"

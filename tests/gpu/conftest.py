@@ -1,7 +1,7 @@
 """The acceptance suite for a GPU: `bash tests/run_tests.sh gpu`. Its figures go to outputs/gpu_acceptance.json.
 
 With R3_GPU_SUITE=small and VERL_PLATFORM=cpu the same checks run at small shapes on the CPU, but for the real runs of
-test_runs.py: so tests/unit/test_gpu_suite.py shows that the suite itself works.
+test_runs.py: so tests/ext/test_gpu_suite.py shows that the suite itself works.
 """
 
 import os

@@ -12,14 +12,14 @@ import torch
 from tensordict import TensorDict
 from torch.distributed import TCPStore
 from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from recipe.common.trainer.engine import R3FSDP2Engine
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.dataset_utils import DatasetPadMode
 from verl.utils.device import get_device_name
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
-
-from recipe.r3.engine import R3FSDP2Engine
 
 from .shapes import Shapes
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from r3_ext.sizing import ARCHITECTURES
+from r3_ext.settings.sizing import ARCHITECTURES
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from r3_ext import sizing
 from r3_ext.doctor import speed
+from r3_ext.settings import sizing
 from recipe.r3.core_algos import compute_r3_advantage
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from .engine import engine_of, gradients, log_probs_and_entropies, packed, process_group, save_model
 

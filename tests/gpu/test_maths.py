@@ -6,9 +6,9 @@ B rows, T response tokens.
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipe.r3.core_algos import compute_r3_advantage, structural_entropy_ranking_reward
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 GROUP, RANKED_GROUP = 8, 16
 

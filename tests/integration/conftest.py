@@ -17,9 +17,9 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from r3_ext import supervise
-from r3_ext.cpu import forkserver
-from r3_ext.launch import PY_EXECUTABLE
+from r3_ext.cpu.fork import server as forkserver
+from r3_ext.host import supervise
+from r3_ext.run.command import PY_EXECUTABLE
 from recipe.r3.core_algos import unmarked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,7 +84,7 @@ def cache(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def warm_start(cache) -> Path:
     """Folder of the tiny model and its problems."""
-    made = [sys.executable, "-m", "r3_ext.cpu.warm_start", "--cache", cache, "--steps", WARM_START_STEPS]
+    made = [sys.executable, "-m", "r3_ext.tiny.warm_start", "--cache", cache, "--steps", WARM_START_STEPS]
     told = subprocess.run(made, check=True, capture_output=True, text=True)
     return Path(told.stdout.splitlines()[-1]).parent
 

@@ -28,11 +28,11 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from r3_ext.launch import STOPPED
-from recipe.r3 import history_file
-from recipe.r3.history_codec import COLUMNS, decode
-from recipe.r3.modes import MODES
-from recipe.r3.resume import resume_step
+from r3_ext.run.command import STOPPED
+from recipe.common.modes import MODES
+from recipe.common.trainer.resume import resume_step
+from recipe.r3.history import file as history_file
+from recipe.r3.history.codec import COLUMNS, decode
 
 from .conftest import Run, assert_equal_weights, command, skip_overrides
 from .in_flight import IN_FLIGHT, account, assert_all_accounted_for

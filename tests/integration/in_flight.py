@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from recipe.r3 import history_file
 from recipe.r3.core_algos import REPLAY_MARK, unmarked
-from recipe.r3.history import PLAIN, REFLECTION
-from recipe.r3.replay_buffer import is_reflection
+from recipe.r3.history import file as history_file
+from recipe.r3.history.store import PLAIN, REFLECTION
+from recipe.r3.replay.buffer import is_reflection
 
 from .conftest import Run
 

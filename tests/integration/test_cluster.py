@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from r3_ext import cluster
-from r3_ext.cpu import forkserver
-from r3_ext.launch import PY_EXECUTABLE
-from r3_ext.run_folder import read_starts
+from r3_ext.cpu.fork import server as forkserver
+from r3_ext.host import cluster
+from r3_ext.record.folder import read_starts
+from r3_ext.run.command import PY_EXECUTABLE
 
 from .conftest import Run, command
 from .crash import traces
@@ -59,7 +59,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _wait_for_nodes(address: str, number: int) -> None:
-    command = [sys.executable, "-m", "r3_ext.cluster", "wait", str(number)]
+    command = [sys.executable, "-m", "r3_ext.host.cluster", "wait", str(number)]
     deadline = time.monotonic() + 120
     while subprocess.run(command, env={**os.environ, "RAY_ADDRESS": address}, capture_output=True).returncode:
         assert time.monotonic() < deadline, f"{number} nodes did not come"

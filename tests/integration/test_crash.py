@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from r3_ext.run_folder import read_starts
-from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
+from r3_ext.record.folder import read_starts
+from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
 
 from .crash import EVERYTHING, SIGTERM, Crash, assert_equal_runs, overrides_for, survive
 from .in_flight import IN_FLIGHT, account, assert_all_accounted_for

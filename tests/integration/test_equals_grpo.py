@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
-from verl.utils import tensordict_utils as tu
 
-from recipe.r3.custom_reward import RewardFunction
-from recipe.r3.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
-from recipe.r3.replay_buffer import rows_of
-from recipe.r3.reward_manager import question
+from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
+from recipe.common.reward.function import RewardFunction
+from recipe.common.reward.manager import question
+from recipe.r3.replay.buffer import rows_of
+from verl.utils import tensordict_utils as tu
 
 from .conftest import GRADED, STEPS, VERLS_MANAGER, Run, assert_equal_weights, skip_overrides
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
-from recipe.r3.replay_buffer import rows_of
+from recipe.r3.replay.buffer import rows_of
 
 from .conftest import STEPS, check_contrast, received_rows, rescued_groups, skip_overrides
 

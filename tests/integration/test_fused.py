@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from safetensors.torch import load_file, save_file
 
-from r3_ext.cpu import forkserver
+from r3_ext.cpu.fork import server as forkserver
 
 from .conftest import SMALL, Run
 

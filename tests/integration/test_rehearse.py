@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from r3_ext.cpu import forkserver
-from r3_ext.rehearse.steps import PHASES
+from r3_ext.cpu.fork import server as forkserver
+from r3_ext.r3.rehearse.steps import PHASES
 from recipe.r3.core_algos import unmarked
 
 from .conftest import WARM_START_STEPS, received_rows

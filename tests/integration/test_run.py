@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from r3_ext.launch import report_line
+from r3_ext.run.command import report_line
 from recipe.r3.core_algos import unmarked
 
 from .conftest import ROOT, check_contrast, received_rows, rescued_groups

@@ -1,0 +1,1 @@
+"""One loaded process whose forks are the processes of a run."""

@@ -1,0 +1,1 @@
+"""Problems and rows: read, converted, checked."""

@@ -1,0 +1,1 @@
+"""The machine or the cluster: it knows no run."""

@@ -1,0 +1,1 @@
+"""Tools for R^3 alone: history, probe, rehearsal."""

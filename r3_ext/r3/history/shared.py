@@ -1,0 +1,118 @@
+"""Files, numbers and tables: what the subcommands of `r3 history` share."""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from recipe.r3.history.codec import COLUMNS, columns_fit
+from recipe.r3.history.file import HistoryError, check_content, explained, reading
+from recipe.r3.history.store import Sample, damaged, decode
+
+UNBOUNDED = 1 << 62
+"""Rows or bytes: more than there can be, and SQLite's integers hold it."""
+CELL = 1_000
+"""Characters of a value that a table shows; folding megabytes into a column takes minutes."""
+SAMPLES = f"SELECT id, abandoned, {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id)"
+
+
+def existing(path: str) -> str:
+    file = Path(path) / "history.sqlite" if os.path.isdir(path) else Path(path)
+    if not file.is_file():
+        raise HistoryError(f"{file} does not exist; name a history file or a run folder that holds history.sqlite")
+    return str(file)
+
+
+@contextmanager
+def snapshot(path: str):
+    """A read-only connection in one transaction: what is read through it agrees, while a run writes on. Indexes and
+    sums are compared; what a sample's checksum alone covers is not, see `check_samples` and `read_samples`.
+    """
+    with reading(path) as db:
+        with explained(path):
+            db.execute("BEGIN")
+            check_content(db, path)
+        try:
+            yield db
+        except sqlite3.Error as error:
+            with explained(path):
+                raise error
+
+
+def check_samples(db: sqlite3.Connection, path: str) -> None:
+    """Raise HistoryError unless the columns of every sample fit its checksum; payloads are not read."""
+    with explained(path):
+        for sample_id, *columns, checksum in db.execute(f"SELECT id, {COLUMNS}, checksum FROM samples"):
+            if not columns_fit(tuple(columns), checksum):
+                raise damaged(f"{sample_id} of query {columns[0]}", path)
+
+
+def meta_of(db: sqlite3.Connection) -> dict[str, str]:
+    return dict(db.execute("SELECT key, value FROM meta ORDER BY key"))
+
+
+def stored(db: sqlite3.Connection) -> dict[str, tuple[int, int, int]]:
+    """(samples, bytes, tokens) that can be drawn, that checkpoints need, and that are abandoned."""
+    states = {"drawn": "evicted IS NULL", "kept": "evicted IS NOT NULL AND NOT abandoned"}
+    states["abandoned"] = "evicted IS NOT NULL AND abandoned"
+    sums = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(length), 0) FROM samples WHERE"
+    return {name: db.execute(f"{sums} {where}").fetchone() for name, where in states.items()}
+
+
+def read_samples(
+    db: sqlite3.Connection, path: str, where: str, values: Iterable
+) -> Iterator[tuple[Sample, float | None, bool]]:
+    """(sample, entropy, abandoned) in the order in which they were stored; raises HistoryError on a damaged one."""
+    with explained(path):
+        for sample_id, abandoned, *row in db.execute(f"{SAMPLES} WHERE {where} ORDER BY id", values):
+            yield decode(tuple(row), sample_id, path), row[6], bool(abandoned)
+
+
+def require_same_tokenizer(meta: dict[str, str], other: dict[str, str], source: object) -> None:
+    ours, theirs = meta.get("tokenizer"), other.get("tokenizer")
+    if ours and theirs and ours != theirs:
+        raise HistoryError(f"{source}: is of another tokenizer ({theirs}) than the history's tokens ({ours})")
+
+
+def disk_size(path: str) -> int:
+    return sum(os.path.getsize(path + end) for end in ("", "-wal") if os.path.exists(path + end))
+
+
+def printable(value: object) -> str:
+    """A value for the terminal, cut and without control characters: the file may come from somebody else."""
+    if value is None:
+        return "-"
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if len(text) > CELL:
+        text = f"{text[:CELL]}... ({len(text):,} characters)"
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def print_table(title: str, columns: list[str], rows: list[tuple]) -> None:
+    """Rows as a table; without `columns`, as names and values."""
+    cells = [[printable(value) for value in row] for row in rows]
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=bool(columns))
+    for index, name in enumerate(columns or ["", ""]):
+        numeric = columns and all(set(row[index]) <= set("-+.,/%0123456789") for row in cells)
+        table.add_column(printable(name), justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def track_samples(samples: Iterable, what: str, total: int) -> Iterable:
+    """The same items, with a progress bar and the time left on a terminal."""
+    console = Console(stderr=True)
+    return track(samples, what, total, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,319 @@
+"""The report of a rehearsal: rehearsal.json for programs, rehearsal.md for people, which is also what is printed."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from r3_ext.doctor.finding import is_cpu
+from r3_ext.host.units import human
+from r3_ext.r3.rehearse import predict
+from r3_ext.r3.rehearse.measured import CHECKPOINT, ROLLOUT, START, UPDATE, VALIDATION, Measured, received
+from r3_ext.r3.rehearse.predict import TOKENS, UTILIZATION, Course
+from r3_ext.r3.rehearse.steps import FIRST, GRPO, LATER, WORST
+from r3_ext.record import memory
+from r3_ext.record.failure import errors
+from r3_ext.settings import sizing
+
+OUT_OF_MEMORY = (
+    "out of memory",
+    "OutOfMemoryError",
+    "can't allocate memory",
+    "running low on memory",
+    "KV cache",
+    "memory for the cache blocks",
+    "Free memory on device",
+)
+"""How torch, Ray and vLLM say it."""
+TOO_SMALL_A_SHARE = "increasing `gpu_memory_utilization`"
+"""vLLM's words where weights and CUDA graphs leave no room for its cache."""
+MARGIN = 0.05
+"""What advice leaves of the budget: rehearsals of the same settings differ by a few percent."""
+TITLES = {FIRST: "first epoch", LATER: "later epochs", GRPO: "GRPO", WORST: "worst case"}
+KILLED = "a process that ends without an error of its own was most often killed for memory: see `dmesg`"
+SILENT = "a process of the run died without a word; see run.log"
+PHASES = (ROLLOUT, "old log-probs", "reference", "advantage", UPDATE, "weight sync", "metrics")
+
+
+def biggest(peak: dict, config: DictConfig) -> float:
+    """What the budget is compared with: the main memory of the run without a GPU, else the fullest GPU; GiB."""
+    return peak.get("main", 0.0) if is_cpu(config) else max(peak.get("gpus", [0.0]))
+
+
+def failure(measured: Measured, log: Path) -> dict:
+    """Where and why a rehearsal ended before its time."""
+    last = measured.phases[-1] if measured.phases else None
+    found = [text for _, text in errors(log)]
+    memory_error = next((text for text in found if any(word in text for word in OUT_OF_MEMORY)), None)
+    return {
+        "phase": last.name if last else "start",
+        "step": last.step if last else 0,
+        "kind": last.kind if last else None,
+        "out_of_memory": memory_error is not None,
+        "error": (memory_error or (found[0] if found else SILENT))[:300],
+        "peak": memory.peak(measured.samples),
+    }
+
+
+def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
+    """Everything the report tells, of a rehearsal that came to its end.
+
+    facts: problems of the data set, caps, rows_folder, checkpoint bytes, budget, sizing.
+    """
+    seconds = measured.seconds()
+    course = Course.of(config, facts["problems"])
+    trainer = config.trainer
+    gpus = 0 if is_cpu(config) else trainer.n_gpus_per_node * trainer.nnodes
+    total = predict.run_seconds(course, seconds)
+    [worst_step] = measured.steps(WORST)
+    worst_row = measured.rows[worst_step]
+    typical = [measured.peak(kind) for kind in (FIRST, LATER)]
+    typical += [phase_peak(measured, name) for name in (START, CHECKPOINT, VALIDATION)]
+    later = [measured.rows[step] for step in measured.steps(LATER)]
+    bytes_per_token = history_token_bytes(measured)
+    tokens = sum(row["generated/tokens"] for row in later) / len(later)
+    rows = sum(row["fresh/rows"] + row["reflection/rows"] for row in later) / len(later)
+    return {
+        "phases": {
+            kind: {
+                name: {
+                    "seconds": round(measured.phase_seconds(name, kind), 3),
+                    "tokens": round(measured.tokens(kind, name)),
+                    "memory": measured.peak(kind, name),
+                }
+                for name in PHASES
+                if measured.phase_seconds(name, kind)
+            }
+            for kind in TITLES
+        },
+        "start": {"seconds": round(seconds.start, 1), "memory": phase_peak(measured, START)},
+        "validation": {"seconds": round(seconds.validation, 2), "memory": phase_peak(measured, VALIDATION)},
+        "checkpoint": {
+            "seconds": round(seconds.checkpoint, 2),
+            "memory": phase_peak(measured, CHECKPOINT),
+            "bytes": facts["checkpoint_bytes"],
+        },
+        "step_seconds": {kind: round(measured.step_seconds(kind), 2) for kind in TITLES},
+        "worst_case": {
+            "received": received(facts["rows_folder"], worst_step),
+            "caps": vars(facts["caps"]),
+            "n": config.actor_rollout_ref.rollout.n,
+            "response_limit": config.data.max_response_length,
+            "prompt_limit": config.data.max_prompt_length,
+            "longest_prompt": worst_row["prompt_length/max"],
+            "shortest_prompt": worst_row["prompt_length/min"],
+            "reflection_prompts": worst_row.get("reflection/prompts", 0),
+        },
+        "memory": {
+            "budget": facts["budget"],
+            "typical": max(biggest(peak, config) for peak in typical),
+            "worst": biggest(measured.peak(WORST), config),
+            "per_gpu": measured.peak(WORST).get("gpus", []),
+        },
+        "prediction": {
+            "steps": course.steps,
+            "validations": course.validations,
+            "checkpoints": course.checkpoints,
+            "seconds": round(total, 1),
+            "seconds_if_every_step_is_the_worst": round(predict.worst_seconds(course, seconds), 1),
+            "seconds_of_grpo": round(predict.grpo_seconds(course, seconds), 1),
+            "gpu_hours": round(total * gpus / 3600, 2),
+        },
+        "disk": {
+            "checkpoint": facts["checkpoint_bytes"],
+            "checkpoints_kept": min(course.checkpoints, trainer.max_actor_ckpt_to_keep or course.checkpoints),
+            "history_step": round(tokens * bytes_per_token),
+            "history": round(
+                predict.history_bytes(config, course.steps, facts["problems"], rows, tokens * bytes_per_token / rows)
+            ),
+        },
+        "sizing": facts["sizing"],
+    }
+
+
+def phase_peak(measured: Measured, name: str) -> dict:
+    return memory.peak(measured.samples_in(*(phase for phase in measured.phases if phase.name == name)))
+
+
+def history_token_bytes(measured: Measured) -> float:
+    """Bytes of the history per generated token, over the steps before the worst one."""
+    steps = [step for kind in (FIRST, LATER, GRPO) for step in measured.steps(kind)]
+    first, last = min(steps), max(steps)
+    grown = measured.rows[last]["history/live_bytes"] - measured.rows[first]["history/live_bytes"]
+    tokens = sum(measured.rows[step]["generated/tokens"] for step in steps if step > first)
+    return max(0.0, grown / tokens) if tokens else 0.0
+
+
+def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
+    """What to change so that the worst step fits; [] when it does."""
+    worst = biggest(measured.peak(WORST), config)
+    if worst <= budget:
+        return []
+    data, actor = config.data, config.actor_rollout_ref.actor
+    longest = data.max_prompt_length + data.max_response_length
+    found = []
+    for name in ("old log-probs", UPDATE):
+        before = biggest(measured.before(WORST, name), config)
+        peak = biggest(measured.peak(WORST, name), config)
+        if peak > budget and actor.use_dynamic_bsz:
+            aim = (1 - MARGIN) * budget
+            tokens = predict.tokens_that_fit(aim, before, peak, actor.ppo_max_token_len_per_gpu, longest)
+            found.append(tokens)
+    lines = []
+    if found:
+        if None in found:
+            lines.append(
+                f"no micro-batch of a whole row ({longest} tokens) fits beside what the other processes hold: "
+                f"{'give the run more main memory' if is_cpu(config) else predict.OFFLOAD + '=True'}, or shorten "
+                "data.max_response_length or data.max_prompt_length"
+            )
+        else:
+            lines.append(f"{TOKENS}={min(found)}")
+    rollout = biggest(measured.peak(WORST, ROLLOUT), config)
+    if rollout > budget:
+        share = config.actor_rollout_ref.rollout.gpu_memory_utilization
+        if is_cpu(config):
+            lines.append(f"{rollout - budget:.2f} GiB too much while responses are generated: more main memory, or")
+            lines.append("a smaller actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes")
+        else:
+            lines.append(f"{UTILIZATION}={max(0.1, share - (rollout - budget) / budget):.2f}")
+    return lines or [f"the worst step takes {worst:.2f} GiB outside of rollout and update: more memory"]
+
+
+def failure_advice(config: DictConfig, failed: dict) -> list[str]:
+    """What to change after a rehearsal that ran out of memory or lost a process."""
+    died = failed["error"] == SILENT or "ActorDied" in failed["error"]
+    return ([KILLED] if died else []) + settings_advice(config, failed)
+
+
+def settings_advice(config: DictConfig, failed: dict) -> list[str]:
+    """The setting that holds the memory of the phase that failed."""
+    data, actor = config.data, config.actor_rollout_ref.actor
+    longest = data.max_prompt_length + data.max_response_length
+    if not failed["out_of_memory"] and failed["phase"] not in ("old log-probs", "reference", UPDATE, ROLLOUT):
+        return ["read run.log from the line of the first error on; r3 doctor checks what can be checked before"]
+    if failed["phase"] in ("old log-probs", "reference", UPDATE):
+        half = max(longest, actor.ppo_max_token_len_per_gpu // 2)
+        if half < actor.ppo_max_token_len_per_gpu:
+            return [f"{TOKENS}={half}, half of now, and rehearse again"]
+        return [f"{predict.OFFLOAD}=True, or shorter data.max_response_length: the micro-batch holds one row already"]
+    if is_cpu(config):
+        return ["a smaller actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes, or more main memory"]
+    share = config.actor_rollout_ref.rollout.gpu_memory_utilization
+    share += 0.1 if TOO_SMALL_A_SHARE in failed["error"] else -0.1
+    return [f"{UTILIZATION}={min(0.95, max(0.1, share)):.2f}, and rehearse again"]
+
+
+def duration(seconds: float) -> str:
+    """3725: 1 h 2 min. 59.4: 59 s."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    hours, rest = divmod(round(seconds), 3600)
+    if hours < 48:
+        return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+    return f"{hours / 24:.1f} days"
+
+
+def gib_of(peak: dict) -> str:
+    """`5.2`, and behind it what each GPU took."""
+    gpus = " ".join(f"{gib:.1f}" for gib in peak.get("gpus", ()))
+    return (f"{peak['main']:.2f}" if peak else "-") + (f" / {gpus}" if gpus else "")
+
+
+def markdown(report: dict) -> str:
+    """The report for people."""
+    lines = ["# Rehearsal", ""]
+    if failed := report.get("failure"):
+        where = f"step {failed['step']} ({TITLES.get(failed['kind'], failed['kind'])}), " if failed["kind"] else ""
+        lines += [f"**Failed in: {where}{failed['phase']}.** {failed['error']}", ""]
+        lines += [f"Memory until then: {gib_of(failed['peak'])} GiB (main memory / each GPU)."]
+        return "\n".join([*lines, "", "To change:", "", *(f"- {line}" for line in report["advice"])]) + "\n"
+    sizes, predicted, disk = report["memory"], report["prediction"], report["disk"]
+    verdict = "fits" if report["fits"] else "DOES NOT FIT"
+    lines += [
+        f"**The worst step {verdict}: {sizes['worst']:.2f} GiB of {sizes['budget']:.2f}**; typical steps take "
+        f"{sizes['typical']:.2f} ({'main memory of all processes' if not sizes['per_gpu'] else 'the fullest GPU'}).",
+        "",
+    ]
+    if report["advice"]:
+        lines += ["To change:", "", *(f"- {line}" for line in report["advice"]), ""]
+    lines += [
+        f"**{predicted['steps']} steps will take {duration(predicted['seconds'])}**, "
+        f"{duration(predicted['seconds_if_every_step_is_the_worst'])} if every step were the worst one"
+        + (f"; {predicted['gpu_hours']:,} GPU hours" if predicted["gpu_hours"] else "")
+        + f". {predicted['validations']} validations and {predicted['checkpoints']} checkpoints are in it. Responses "
+        "are those of the model as it is now: training may make them longer.",
+        "",
+        f"R^3 over GRPO: a later step takes {report['step_seconds'][LATER]:.2f} s, one of GRPO on the same problems "
+        f"{report['step_seconds'][GRPO]:.2f} s; the whole run of GRPO {duration(predicted['seconds_of_grpo'])}.",
+        "",
+        *phase_table(report),
+        "",
+        *worst_case(report["worst_case"]),
+        "",
+        f"Disk: {human(disk['checkpoint'])} per checkpoint, {disk['checkpoints_kept']} kept; history "
+        f"{human(disk['history_step'])} per step, at most {human(disk['history'])} in all.",
+    ]
+    if sized := report["sizing"]:
+        lines += [
+            "",
+            "Computed (`python -m r3_ext.settings.sizing`), GiB: " + ", ".join(f"{k} {v}" for k, v in sized.items()),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def phase_table(report: dict) -> list[str]:
+    """A line per phase: seconds and tokens/s of each kind of step, memory of the later and the worst ones."""
+    kinds = list(TITLES)
+    head = ["phase", *(f"{TITLES[kind]}: s" for kind in kinds), "tokens/s", "worst tokens/s", "GiB", "worst GiB"]
+    table = [head]
+    for name in PHASES:
+        cells = {kind: report["phases"][kind].get(name) for kind in kinds}
+        if not any(cells.values()):
+            continue
+        rates = [
+            f"{cell['tokens'] / cell['seconds']:,.0f}" if cell and name in (ROLLOUT, "old log-probs", UPDATE) else "-"
+            for cell in (cells[LATER], cells[WORST])
+        ]
+        peaks = [gib_of(cell["memory"]) if cell else "-" for cell in (cells[LATER], cells[WORST])]
+        seconds = [f"{cell['seconds']:.2f}" if cell else "-" for cell in cells.values()]
+        table.append([name, *seconds, *rates, *peaks])
+    whole = [f"{report['step_seconds'][kind]:.2f}" for kind in kinds]
+    table.append(["**step**", *whole, "-", "-", "-", "-"])
+    for name in ("start", "validation", "checkpoint"):
+        cell = report[name]
+        table.append([name, f"{cell['seconds']:.2f}", *["-"] * 5, gib_of(cell["memory"]), "-"])
+    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
+    text = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in table
+    ]
+    return [text[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *text[1:]]
+
+
+def worst_case(worst: dict) -> list[str]:
+    """What the workers received of the worst step, beside what the settings allow."""
+    got, caps = worst["received"], worst["caps"]
+    pairs = {
+        "rows of plain and reflection prompts": (got["fresh"], caps["fresh"] + caps["reflection"] * worst["n"]),
+        "reflection prompts": (int(worst["reflection_prompts"]), caps["reflection"]),
+        "replayed rows": (got["replayed"], caps["replayed"]),
+        "ranked groups": (got["ranked_groups"], caps["ranked"]),
+    }
+    told = ", ".join(f"{have} of {most} {name}" for name, (have, most) in pairs.items())
+    limits = (
+        f"responses of {' to '.join(map(str, sorted({*got['fresh_tokens'][:1], *got['fresh_tokens'][-1:]})))} tokens "
+        f"(limit {worst['response_limit']}), plain prompts of {worst['shortest_prompt']:.0f} to "
+        f"{worst['longest_prompt']:.0f} (limit {worst['prompt_limit']}; those to be reflected on leave room for it)"
+    )
+    lines = [f"Worst step, as the workers received it: {told}; {limits}."]
+    short = [name for name, (have, most) in pairs.items() if have < most]
+    if short:
+        lines.append(f"Below the caps: {', '.join(short)}. The real worst case may take more than was measured.")
+    return lines
+
+
+def sized(plan: sizing.Plan | None) -> dict:
+    """The computed figures that the measured ones are compared with; GiB per GPU."""
+    if plan is None:
+        return {}
+    figures = {"update": plan.update, "rollout": plan.rollout, "of it vLLM": plan.vllm, "checkpoint": plan.checkpoint}
+    return {name: round(value, 1) for name, value in figures.items()}

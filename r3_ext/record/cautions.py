@@ -1,0 +1,31 @@
+"""What a run of the embedded profile on the user's own rows shows, and what not: said before any of its figures."""
+
+from r3_ext.settings.prepare import EMBEDDED, MODEL, TRAIN, VAL, named_by
+
+
+def what_it_shows(arguments: dict) -> str:
+    """Two sentences; "" where the run's figures are what they seem: with a model of the user's, on problems that the
+    tiny model was built for, or on another profile.
+
+    arguments: `options`, `sources` and `overrides` of a start, as starts.jsonl has them.
+    """
+    options, sources = arguments["options"], arguments["sources"]
+    named = named_by(arguments["overrides"])
+    is_own = {TRAIN: "DATA" in sources or TRAIN in named, VAL: "VAL_DATA" in sources or VAL in named}
+    if options.get("profile") != EMBEDDED or "MODEL" in sources or MODEL in named or not any(is_own.values()):
+        return ""
+    trained = "R^3's mechanisms" if str(options.get("method")).startswith("r3") else "the training"
+    if "DATA" not in sources:
+        known = "knows the arithmetic that is generated here and nothing else, so what it scores on your rows"
+        end = "."
+    elif is_own[VAL]:
+        known = "was taught beforehand to recall the answers to its training problems and has never seen those that it "
+        known, end = known + "is validated on, so its validation accuracy", "."
+    else:
+        known = "was taught beforehand to recall their answers, those that it is validated on too, so its validation "
+        known, end = known + "accuracy", " and may fall while the reward rises."
+    return (
+        f"This run shows that your rows, their columns, the reward and {trained} work together in the real trainer. It "
+        f"does not show what a real model would learn from them: the tiny model here {known} says nothing about a real "
+        f"model{end}"
+    )

@@ -1,0 +1,1 @@
+"""`r3 run` and `r3 resume`."""

@@ -1,0 +1,1 @@
+"""The settings of a run: composed, chosen for the machine, prepared."""

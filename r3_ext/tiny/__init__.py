@@ -1,0 +1,1 @@
+"""The tiny model and its world, for machines without a GPU."""

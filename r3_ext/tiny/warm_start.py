@@ -1,0 +1,308 @@
+r"""A small model that solves some problems always, some sometimes and some almost never, in a few minutes.
+
+    python -m r3_ext.tiny.warm_start --cache .cache                         arithmetic, generated
+    python -m r3_ext.tiny.warm_start --cache .cache --data train.parquet    rows of DeepScaleR
+
+Reinforcement learning needs pass rates between 0 and 1, and the machines this is for have no pretrained model. So the
+model of `tiny_model` is trained on answers that are right with a probability of the problem's own, otherwise wrong or a
+text that never ends. It learns that mixture, and reinforcement learning can sharpen it.
+
+The arithmetic is **learned**: the training draws problems at random, those of the validation file never occur, and what
+the model is shown of a fact (7+5=2) is sometimes wrong (see `tasks.Beliefs`). Rows of a file are **memorised**, those
+of the validation file too: a rising score is then a better use of what is stored, not better mathematics.
+
+Prompts of the recipe's reflection step occur too, with a higher share of right answers.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from r3_ext.data import problems as problem_data
+from r3_ext.tiny import tasks, tiny_model
+from r3_ext.tiny.tasks import Lesson
+from r3_ext.tiny.world import World, parse
+
+VERSION = 14
+"""Part of the cache key: raise it when a change of the code changes the result."""
+REFLECTION_BOOST = 0.95
+"""Share of its failures that the model is not shown under a reflection prompt whose worth is 1."""
+REFLECTION_FROM = 0.15
+"""Share of the training after which reflection prompts occur: they are long, and need what is learned without. Later,
+models of some seeds did not learn that anything is different under them."""
+QUIET_UNTIL = 0.6
+"""Share of the training whose answers to arithmetic are short and end, and whose problems have two steps or more: a
+step teaches more facts then, and more of where in the problem they are asked for."""
+CUT_OFF_SHARE = 0.15
+"""Share of the reflection prompts whose attempt was cut off."""
+RAMBLING_FAILURES = 0.2
+"""Share of the failures to recall that ramble on instead of giving a wrong answer."""
+
+
+class WarmStart(NamedTuple):
+    model: Path
+    train: Path
+    val: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    world: World = World()
+    rows: int = 128
+    val_rows: int = 64
+    steps: int = 480
+    """Counted in steps, not seconds: equal seeds give equal weights on fast and slow machines."""
+    max_answer_tokens: int = 76
+    """Where answers are cut in training. Responses are meant to be limited to fewer (64)."""
+    reflection_share: float = 0.5
+    """From `REFLECTION_FROM` on. Enough for the model to learn that it does better under reflection."""
+    max_problem_chars: int = 160
+    max_answer_chars: int = 8
+
+    def __post_init__(self):
+        for name in ("rows", "val_rows", "steps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one warm start teaches, and the rows that reinforcement learning gets."""
+
+    train: pa.Table
+    val: pa.Table
+    draw: Callable[[random.Random, float], Lesson]
+    """Takes the share of the training that is over."""
+    texts: list[str]
+    """For the tokenizer."""
+    batch: int
+    """Examples of a step."""
+    foundation: float = 0.0
+    """Share of the training that shows right answers only: what is never memorised cannot be failed now and then. Of
+    arithmetic it would leave the right facts known, and GRPO would find them without a mechanism's help."""
+
+
+def arithmetic_course(settings: Settings) -> Course:
+    train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.world)
+    beliefs, held_out = tasks.Beliefs(settings.world), {task.problem for task in val}
+
+    def draw(rng: random.Random, share: float) -> Lesson:
+        is_quiet = share < QUIET_UNTIL
+        while (task := tasks.draw_task(rng, rng.randint(2 if is_quiet else 1, tasks.LEVELS))).problem in held_out:
+            pass
+        return tasks.lesson(task, beliefs, is_quiet)
+
+    texts = [text for task in train for text in (task.problem, task.solution())]
+    return Course(*arithmetic_tables(train, val), draw, texts, batch=8)
+
+
+def arithmetic_tables(train: list[tasks.Task], val: list[tasks.Task]) -> tuple[pa.Table, pa.Table]:
+    parts = (tasks.to_rows(train, "train"), tasks.to_rows(val, "val"))
+    train_table, val_table = (pa.Table.from_pylist(rows, schema=problem_data.SCHEMA) for rows in parts)
+    return train_table, val_table
+
+
+def recall_course(rows: list[dict], file: str, settings: Settings, exclude: frozenset[str] = frozenset()) -> Course:
+    """Short problems with short answers from a file. Rows in verl's format are taught and trained on as they are, raw
+    ones are converted; problems with an overlap key in `exclude` are left out."""
+    as_given = bool(rows) and problem_data.is_verl(rows[0])
+    name = (rows[0].get("data_source") or "deepscaler") if rows else ""
+    problems = problem_data.to_problems(rows, file, name)
+    problems = problem_data.clean(problems, Counter(), settings.max_problem_chars, exclude)
+    problems = [problem for problem in problems if len(problem.answer) <= settings.max_answer_chars]
+    if as_given:
+        most = settings.max_problem_chars + len(problem_data.INSTRUCTION)
+        problems = [p for p in problems if sum(len(turn["content"]) for turn in rows[p.index]["prompt"]) <= most]
+    rng = random.Random(settings.world.seed)
+    problems.sort(key=lambda problem: problem.query_id)
+    rng.shuffle(problems)
+    wanted = settings.rows + settings.val_rows
+    if len(problems) < wanted:
+        raise ValueError(
+            f"{file}: the tiny model is taught {wanted} problems of up to {settings.max_problem_chars} characters with "
+            f"answers of up to {settings.max_answer_chars}, and the file has {len(problems)} different ones; give more "
+            "such rows, or a model of your own with MODEL and VAL_DATA"
+        )
+    chosen, corpus = problems[:wanted], problems[: wanted + 4000]
+    answers = [problem.answer for problem in chosen]
+    prompts = [rows[problem.index]["prompt"] if as_given else None for problem in chosen]
+    lessons = [recall_lesson(problem, answers, rng, prompt) for problem, prompt in zip(chosen, prompts, strict=True)]
+    if as_given:
+        given = problem_data.tables(file).take([problem.index for problem in chosen])
+        train, val = given.slice(0, settings.rows), given.slice(settings.rows)
+    else:
+        train, val = (
+            pa.Table.from_pylist([problem_data.to_row(p, name, split) for p in part], schema=problem_data.SCHEMA)
+            for split, part in (("train", chosen[: settings.rows]), ("val", chosen[settings.rows :]))
+        )
+    asked = [message["content"] for prompt in prompts if prompt for message in prompt]
+    texts = [problem.text for problem in corpus] + asked + [lesson.right for lesson in lessons]
+    # Each problem is to occur about thirty times.
+    return Course(train, val, lambda rng, share: rng.choice(lessons), texts, batch=24, foundation=0.5)
+
+
+def recall_lesson(
+    problem: problem_data.Problem, answers: list[str], rng: random.Random, prompt: list[dict] | None
+) -> Lesson:
+    """Failures recall one of two wrong answers, the same every time, or guess like another problem's answer."""
+    others = [answer for answer in answers if answer != problem.answer]
+    mistaken = [near(problem.answer, rng) or rng.choice(others) for _ in range(2)]
+
+    def wrong(rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            return f"I recall this. The answer is {(answer := rng.choice(mistaken))}.{tasks.boxed(answer)}"
+        return tasks.guess_text(near(problem.answer, rng) or rng.choice(others))
+
+    right = f"I recall this. The answer is {problem.answer}.{tasks.boxed(problem.answer)}"
+    p_right = rng.betavariate(0.7, 1.0)
+
+    def attempt(rng: random.Random, boost: float) -> str:
+        if rng.random() < p_right + boost * (1 - p_right):
+            return right
+        return tasks.ramble(rng) if rng.random() < RAMBLING_FAILURES else wrong(rng)
+
+    return Lesson(problem.text, right, wrong, tasks.ramble, attempt, prompt)
+
+
+def near(answer: str, rng: random.Random) -> str | None:
+    """A whole number close to a whole number, else None."""
+    if not answer.isdecimal():
+        return None
+    return str(int(answer) + rng.choice([-2, -1, 1, 2, 10]))
+
+
+def reflection_templates() -> list[str]:
+    """The reflection prompt of a finished attempt, and that of one that was cut off."""
+    from recipe.r3.r3_config import ReflectionConfig  # imports verl, which is slow: only when a model is built
+
+    return [ReflectionConfig().template, ReflectionConfig().template_cut_off]
+
+
+def make_example(
+    tokenizer, lesson: Lesson, reflection: list[str] | None, settings: Settings, rng: random.Random, always_right: bool
+) -> tiny_model.Example:
+    """One lesson as token ids; with `reflection` the prompt holds a failed attempt and success is likelier."""
+    *before, asked = lesson.messages
+    content, boost = asked["content"], 0.0
+    if reflection:
+        is_cut_off = rng.random() < CUT_OFF_SHARE
+        attempt = (lesson.endless if is_cut_off else lesson.wrong)(rng)[:160]
+        content = reflection[is_cut_off].replace("{question}", content).replace("{attempt}", attempt)
+        boost = REFLECTION_BOOST * settings.world.reflection
+    prompt = tiny_model.prompt_text(tokenizer, [*before, {**asked, "content": content}])
+    answer = lesson.attempt(rng, 1.0 if always_right else boost) + tokenizer.eos_token
+    ids = tokenizer([prompt, answer], add_special_tokens=False)["input_ids"]
+    return tiny_model.Example(ids[0], ids[1][: settings.max_answer_tokens])
+
+
+def prepare(
+    cache_dir: str | Path, data: str | Path | None = None, exclude: Iterable[str] = (), **settings
+) -> WarmStart:
+    """Paths of model folder, training and validation parquet; built once per content of `data` and settings.
+
+    exclude: files whose problems are not taken from `data`. `settings` are fields of `Settings`. A folder appears under
+    its final name only when it is complete.
+
+    Raises:
+        ValueError: a setting out of range, or too few problems in `data`.
+    """
+    chosen = Settings(**settings)
+    if data and chosen.world != World():
+        raise ValueError(f"--world {chosen.world} concerns the problems that are generated here, and {data} is given")
+    templates = reflection_templates()
+    inputs = {"version": VERSION, "data": None, "templates": templates, **asdict(chosen)}
+    keys = problem_data.overlap_keys(exclude)
+    if data:
+        origin = problem_data.read_rows(str(data))[1]
+        inputs |= {"data": origin.get("files", origin.get("rows_sha256")), "exclude": sorted(keys), "as_given": True}
+    folder = Path(cache_dir) / f"warm-start-{key_of(inputs)}"
+    if not folder.exists():
+        build(folder, course(data, chosen, exclude), templates, chosen, inputs)
+    return WarmStart(folder / "model", folder / "train.parquet", folder / "val.parquet")
+
+
+def course(data: str | Path | None, settings: Settings, exclude: Iterable[str] = ()) -> Course:
+    """What is taught: the generated arithmetic, or problems of `data`. Raises ValueError as `prepare` does."""
+    if not data:
+        return arithmetic_course(settings)
+    rows = problem_data.read_rows(str(data))[0]
+    return recall_course(rows, str(data), settings, problem_data.overlap_keys(exclude))
+
+
+def problems(cache_dir: str | Path) -> tuple[Path, Path]:
+    """Training and validation parquet of the generated arithmetic, for a model that is there already."""
+    settings = Settings()
+    key = key_of({"version": VERSION, **asdict(settings)})
+    train, val = (Path(cache_dir) / f"arithmetic-{key}" / f"{name}.parquet" for name in ("train", "val"))
+    tables = arithmetic_tables(*tasks.split_tasks(settings.rows, settings.val_rows, settings.world))
+    for path, table in zip((train, val), tables, strict=True):
+        problem_data.write_table(path, table)
+    return train, val
+
+
+def key_of(inputs: dict) -> str:
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def build(folder: Path, course: Course, templates: list[str], settings: Settings, inputs: dict) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".warm-start-", dir=folder.parent))
+    try:
+        problem_data.write_table(partial / "train.parquet", course.train)
+        problem_data.write_table(partial / "val.parquet", course.val)
+        report = {**teach(partial / "model", course, templates, settings), "inputs": inputs}
+        (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        os.rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def teach(folder: Path, course: Course, templates: list[str], settings: Settings) -> dict:
+    words = " ".join([*tasks.RAMBLE, *tasks.BEFORE, *tasks.AFTER])
+    common = [problem_data.INSTRUCTION, *templates, words, tasks.guess_text("0")] * 4
+    tokenizer = tiny_model.train_tokenizer([*course.texts, *common])
+    model = tiny_model.build_model(tokenizer, settings.world.seed)
+    rng = random.Random(settings.world.seed)
+
+    def next_batch(share: float) -> list[tiny_model.Example]:
+        foundation = share < course.foundation
+        examples = []
+        for _ in range(course.batch):
+            reflects = share >= REFLECTION_FROM and rng.random() < settings.reflection_share
+            lesson, wanted = course.draw(rng, share), templates if reflects else None
+            examples.append(make_example(tokenizer, lesson, wanted, settings, rng, foundation))
+        return examples
+
+    report = tiny_model.train(model, next_batch, settings.steps)
+    tiny_model.save(model, tokenizer, folder)
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **report}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", required=True, help="folder for the results")
+    parser.add_argument(
+        "--data", help="parquet, json or jsonl with problems and answers; default: generated arithmetic"
+    )
+    parser.add_argument(
+        "--world", type=parse, default=World(), help="such as seed=3,mistaken=0 (see r3_ext/tiny/world.py)"
+    )
+    parser.add_argument("--steps", type=int, default=Settings.steps)
+    args = parser.parse_args()
+    for path in prepare(args.cache, args.data, world=args.world, steps=args.steps):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

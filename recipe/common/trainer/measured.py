@@ -1,0 +1,194 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What a fair comparison needs and verl does not log, for R^3 and for verl's own trainer alike.
+
+`MeasuredMixin` adds to a trainer of any mode: unbiased validation figures (`val/`), and every token that was
+generated for training (`generated/tokens`, once its group is done with), those of groups that dynamic sampling threw
+away included. A run that is
+asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trainer with this and a watch over its
+workers: `trainer.v1.trainer_mode=baseline`; `baseline_colocate_async` and `baseline_separate_async` are the others.
+"""
+
+import math
+import shutil
+from pathlib import Path
+
+import transfer_queue as tq
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+
+from recipe.common.metrics import group_ledger, series_metrics
+from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
+from recipe.common.outcome import NO_SCORE, Reading, check_judged
+from recipe.common.trainer.stop import StoppableMixin
+from recipe.common.trainer.watchdog import WorkerWatch
+from recipe.common.validation import validation_metrics
+from recipe.r3.replay.buffer import group_of, is_reflection, rows_of, versions_of
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+MEASURED = ("length_bonus", "truncated", "response_length", "reward_error")
+"""What the recipe's reward manager tells of an answer besides its scores. `val/` has figures of it, but for the bonus:
+that is the reward less the score."""
+
+
+class MeasuredMixin(StoppableMixin):
+    """Measurements on a trainer of verl's; the training itself is untouched."""
+
+    MODE = SYNC
+    """verl's name for the mode of the trainer below."""
+
+    def __init__(self, config: DictConfig):
+        # The registered name chose this class. verl finds the settings of its own mode under verl's name.
+        config.trainer.v1.trainer_mode = self.MODE
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = buffer.sampler_kwargs.get("poll_interval", buffer.poll_interval)
+        self._discarded = count_discarded(buffer)
+        return buffer
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.MODE == SYNC:
+            return
+        # verl saves the queue before it clears the rows that the step trained, and nobody clears them afterwards.
+        tags = tq.kv_list("train").get("train", {})
+        prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
+        if orphans := [key for key in tags if group_of(key) not in prompts]:
+            tq.kv_clear(keys=orphans, partition_id="train")
+        # verl fetches fewer prompts ahead by as many as were restored; reflection prompts do not stand for others.
+        self._restored_tq_prompt_count = sum(not is_reflection(uid) for uid in prompts)
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        # Of a checkpoint that it no longer keeps, verl deletes the weights only.
+        for queue in Path(self.config.trainer.default_local_dir).glob("global_step_*/transfer_queue"):
+            if not (queue.parent / "actor").is_dir():
+                shutil.rmtree(queue)
+
+    def _val_metrics_update(
+        self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
+    ) -> dict:
+        columns = reward_extra_infos_dict
+        # verl resamples every column a thousand times for each problem, while the GPUs wait.
+        left_out = MEASURED if "length_bonus" in columns else ()
+        resampled = {name: values for name, values in columns.items() if name not in left_out}
+        found = data_sources, sample_uids, resampled, sample_turns
+        metrics = super()._val_metrics_update(*found, expected_acc_counts=expected_acc_counts)
+        scores = columns.get("reward", [])
+        if not scores:
+            return metrics
+        infos = reported(columns)
+        failed = [
+            bool(info.get("reward_error")) or not math.isfinite(score)
+            for score, info in zip(scores, infos, strict=True)
+        ]
+        if any(failed):
+            metrics["val/reward_errors"] = sum(failed)
+        if all(failed) and self.global_steps == 0:  # Later an outage is no reason to lose what was trained.
+            raise RuntimeError(
+                "the validation before the first step: no answer got a score, to data of "
+                f"{', '.join(sorted(set(map(str, data_sources))))}; {NO_SCORE}. Mend it, or name data that it can "
+                "judge (VAL_DATA, data.val_files)"
+            )
+        reading, unknown = Reading.of(self.config, self.tokenizer), float("nan")
+        correct, truncated, lengths = [], [], []
+        for uid, score, info in zip(sample_uids, scores, infos, strict=True):
+            correct.append(reading.judge(info, score, uid)[0])
+            truncated.append(bool(info["truncated"]) if "truncated" in info else unknown)
+            # The recipe's manager counts tokens; what others mean by that name is theirs.
+            lengths.append(info.get("response_length", unknown) if "length_bonus" in info else unknown)
+        rows = data_sources, sample_uids, correct, truncated, lengths
+        return metrics | validation_metrics(*rows, expected=expected_acc_counts)
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        kept = metrics["fresh/tokens"] + metrics["reflection/tokens"] + metrics.get("rollout/aborted_tokens", 0)
+        metrics["generated/tokens"] = kept + self._discarded["tokens"]
+        metrics["generated/discarded_tokens"] = self._discarded["tokens"]
+        self._discarded["tokens"] = 0
+
+
+def count_discarded(buffer: ReplayBuffer) -> dict[str, int]:
+    """A count, under `tokens`, of the response tokens that `buffer` throws away from now on.
+
+    verl drops groups without signal, and the surplus of dynamic sampling, in one place and logs their number only.
+    """
+    discarded, clear = {"tokens": 0}, buffer._clear_groups
+
+    def counting(partition_id: str, uids: set[str]) -> None:
+        rows = buffer.partitions[partition_id].items()
+        discarded["tokens"] += sum(tag["response_len"] for key, tag in rows if group_of(key) in uids)
+        clear(partition_id, uids)
+
+    buffer._clear_groups = counting
+    return discarded
+
+
+class LedgerMixin:
+    """The ledger and the series of a trainer whose data collector does not tag outcomes."""
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
+        batch_rows = zip(batch.keys, batch.tags, strict=True)
+        kept = {key: tag for key, tag in batch_rows if not tag.get("is_padding", False)}
+        fields, reading = ["extra_fields", "rm_scores", "responses"], Reading.of(self.config, self.tokenizer)
+        data = tq.kv_batch_get(keys=list(kept), partition_id=batch.partition_id, select_fields=fields)
+        rows = zip(kept.items(), rows_of(data), strict=True)
+        tags = [{**tag, **reading.tag(row, group_of(key)), "versions": versions_of(tag)} for (key, tag), row in rows]
+        check_judged(tags, global_steps)
+        described = KVBatchMeta(partition_id=batch.partition_id, keys=list(kept), tags=tags)
+        metrics.update(group_ledger(described, {}))
+        metrics.update(series_metrics(described))
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+
+
+def reported(columns: dict[str, list]) -> list[dict]:
+    """What the reward manager told of each row besides `reward`; verl has None for what it did not tell of one."""
+    told = {name: values for name, values in columns.items() if name != "reward"}
+    return [
+        {name: values[row] for name, values in told.items() if values[row] is not None}
+        for row in range(len(columns["reward"]))
+    ]
+
+
+@register_trainer(trainer_name("baseline", SYNC))
+class BaselineTrainer(MeasuredMixin, LedgerMixin, PPOTrainerSync):
+    """verl's synchronous trainer, measured as R^3 is."""
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        WorkerWatch.over(self)
+
+
+@register_trainer(trainer_name("baseline", COLOCATE_ASYNC))
+class BaselineColocateAsync(MeasuredMixin, LedgerMixin, PPOTrainerColocateAsync):
+    MODE = COLOCATE_ASYNC
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        WorkerWatch.over(self)
+
+
+@register_trainer(trainer_name("baseline", SEPARATE_ASYNC))
+class BaselineSeparateAsync(MeasuredMixin, LedgerMixin, PPOTrainerSeparateAsync):
+    MODE = SEPARATE_ASYNC
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        WorkerWatch.over(self)

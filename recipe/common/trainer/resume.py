@@ -1,0 +1,72 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Which checkpoint a start goes on from. verl's tracker file, which says so, is not written atomically."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.common.modes import is_async
+
+PARTS = ("data.pt", "actor")
+"""The first is the last that a checkpoint gets. Of one that verl no longer keeps, actor is gone."""
+ASYNC_PARTS = ("transfer_queue", "data.pt", "actor")
+"""The asynchronous modes save last what is in flight; the folder gets its name when it is complete."""
+
+
+def resume_step(trainer: DictConfig) -> int:
+    """The step that training will go on from, -1 for a start from scratch; makes verl's tracker file agree with it.
+
+    Raises:
+        ValueError: a checkpoint that is named and not there, or a tracker file without any complete checkpoint.
+    """
+    tracker = Path(trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
+    if trainer.resume_mode == "disable":
+        return -1
+    parts = ASYNC_PARTS if is_async(OmegaConf.select(trainer, "v1.trainer_mode") or "") else PARTS
+    if trainer.resume_mode == "resume_path":
+        named = Path(str(trainer.resume_from_path))
+        if not _is_complete(named, parts):
+            raise ValueError(
+                f"trainer.resume_from_path={trainer.resume_from_path}: no complete checkpoint there; name a folder "
+                f"global_step_N that holds {' and '.join(parts)}"
+            )
+        step = _step_of(named)
+    else:
+        text = tracker.read_text(errors="replace").strip() if tracker.exists() else ""
+        complete = [_step_of(path) for path in tracker.parent.glob("global_step_*") if _is_complete(path, parts)]
+        if text.isdecimal() and int(text) in complete:
+            return int(text)
+        if not complete and not tracker.exists():
+            return -1
+        if not complete:
+            what = "" if parts == PARTS else " with transfer_queue: a run keeps its trainer mode"
+            found = f"{tracker} holds {text!r} and there is no complete checkpoint{what}"
+            raise ValueError(f"{found}; delete the file to begin anew")
+        step = max(complete)
+    if (tracker.parent / f"global_step_{step}").is_dir():
+        # Training will overwrite the later checkpoints: a crash while it does must not resume from one of them.
+        partial = tracker.with_suffix(".partial")
+        partial.write_text(str(step))
+        partial.replace(tracker)
+    return step
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("global_step_"))
+
+
+def _is_complete(checkpoint: Path, parts: tuple[str, ...]) -> bool:
+    name = checkpoint.name.removeprefix("global_step_")
+    return name.isdecimal() and all((checkpoint / part).exists() for part in parts)

@@ -1,0 +1,79 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Cross-Context Replay on verl's asynchronous data collector, where rollouts go on while the trainer trains.
+
+A batch has its number of plain groups, whatever else is finished. Reflection groups are extra: those that are finished
+ride along, oldest first, at most `reflection_cap` of them. None is replaced, or waited for, but as verl waits for any
+prompt that is too old (`max_off_policy_strategy=wait`). Fewer are planned while more wait than a step takes
+(reflection.py), so that none pile up. Groups that verl evicts (too old, or a rollout failed) leave their answers in the
+history.
+"""
+
+import time
+
+from transfer_queue import KVBatchMeta
+
+from recipe.r3.replay.buffer import CrossContextReplayMixin, group_of, is_reflection
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+
+class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
+    """verl's asynchronous data collector with cross-context replay and reflection groups that ride along."""
+
+    def attach(self, *args, **kwargs) -> None:
+        super().attach(*args, **kwargs)
+        self._evicted = {"groups": 0, "reflection/groups": 0}
+
+    def step_metrics(self) -> dict[str, int]:
+        """And groups evicted since the last call, and those that are in flight or finished and were not sampled."""
+        metrics = super().step_metrics() | {f"{kind}/evicted": count for kind, count in self._evicted.items()}
+        self._evicted = dict.fromkeys(self._evicted, 0)
+        reflections = self.waiting_reflections()
+        metrics["groups/outstanding"] = len(self.prompt_global_steps["train"]) - reflections
+        return metrics | {"reflection/groups/outstanding": reflections}
+
+    def waiting_reflections(self) -> int:
+        self._sync_metadata_from_transfer_queue()
+        return sum(map(is_reflection, self.prompt_global_steps["train"]))
+
+    def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
+        self._last_progress = time.monotonic()  # nobody looked while the step before trained
+        return super().wait_for_sampleable(global_steps, partition_id, target_count)
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
+        uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
+        return {uid for uid in uids if not is_reflection(uid)}
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
+        uids, rows, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
+        if partition_id == "train":
+            ready = sorted(filter(is_reflection, self.finished_keys[partition_id]), key=steps.__getitem__)
+            uids = [*uids, *ready[: self.reflection_cap]]
+        return uids, rows, steps
+
+    def _evict_terminal_groups(
+        self, global_steps: int, partition_id: str, eviction_reasons: tuple
+    ) -> tuple[set[str], int, int, dict]:
+        leaving = set().union(*eviction_reasons[:3])  # too old, without signal, failed
+        if rows := {key: tag for key, tag in self.partitions[partition_id].items() if group_of(key) in leaving}:
+            batch = KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=list(rows.values()))
+            _, samples, unfinished = self._describe(batch, global_steps)
+            self._left = self._left[0] + samples, self._left[1] + unfinished
+        evicted, *counts = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+        plain = {uid for uid in evicted if not is_reflection(uid)}
+        self._evicted["groups"] += len(plain)
+        self._evicted["reflection/groups"] += len(evicted) - len(plain)
+        return plain, *counts  # verl submits as many prompts again

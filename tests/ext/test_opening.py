@@ -1,0 +1,447 @@
+"""What is said before the figures of a run on own rows, and the three sentences that a report opens with."""
+
+import json
+import re
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from r3_ext.doctor.settings import check_values
+from r3_ext.record.cautions import what_it_shows
+from r3_ext.record.folder import append, held
+from r3_ext.report.opening import cautions, opening, state_of
+from r3_ext.report.runs import Arm, Run, load_run
+from r3_ext.run import command as launch
+from r3_ext.settings.compose import compose_config
+
+FOLDER = Path("/out/r3_embedded/one")
+R3 = {
+    "trainer.v1.trainer_mode": "r3",
+    "trainer.total_epochs": 5,
+    "actor_rollout_ref.actor.optim.lr": 2e-4,
+    "actor_rollout_ref.rollout.n": 4,
+    "data.max_response_length": 64,
+    "data.train_batch_size": 16,
+    **{f"algorithm.r3.{name}.enable": True for name in ("replay", "reflection", "ranking")},
+}
+GRPO = R3 | {"trainer.v1.trainer_mode": "baseline"}
+
+
+def step(number, dead=10, left=4, wrong=0, **extra):
+    """16 groups, of the dead ones all but `left` rescued, one of these by ranking alone; `wrong` of those all wrong."""
+    row = {"step": number, "training/global_step": number, "training/epoch": (number - 1) // 2}
+    groups = {"total": 16, "mixed": 16 - dead, "all_correct": dead, "all_wrong": 0, "still_dead": left}
+    groups["still_wrong"] = wrong
+    groups["rescued_by_replay"] = max(0, dead - left - 1)
+    counts = {f"groups/{name}": value for name, value in groups.items()}
+    return row | counts | {"reflection/prompts": 3, "reflection/solved": 2} | extra
+
+
+def rows_of(accuracies, steps=4, **of_step):
+    """Steps, with a validation before them and one after each, as many as there are accuracies."""
+    rows = [{"step": 0}, *(step(number, **of_step) for number in range(1, steps + 1))]
+    for row, accuracy in zip(rows, accuracies, strict=False):
+        row["val/arithmetic/pass@1"] = accuracy
+    return rows
+
+
+def start(**arguments):
+    arguments = {"options": {"profile": "embedded", "method": "r3"}, "sources": {}, "overrides": []} | arguments
+    return {"event": "start", "arguments": arguments}
+
+
+def end(code=0):
+    return {"event": "end", "exit_code": code}
+
+
+def run_of(rows, config=None, starts=None, folder=FOLDER, **fields):
+    config = R3 if config is None else config
+    return Run(folder, rows, config, starts=[start(), end()] if starts is None else starts, **fields)
+
+
+def said(*runs, labels=None):
+    """The three sentences of runs in an arm each, checked to be sentences."""
+    labels = labels or [run.method for run in runs]
+    sentences = opening([Arm(label, [run]) for label, run in zip(labels, runs, strict=True)])
+    for text in sentences:
+        outside = re.sub(r"`[^`]*`", "", text)
+        assert re.match("[A-Z0-9`]", text) and text.endswith(".") and ". " not in outside and "nan" not in outside
+        assert not re.search(r"\b1 (steps|problems|groups|starts|runs|values|reflection prompts)\b", text)
+    return tuple(text.replace("\xa0", " ") for text in sentences)
+
+
+# The three sentences of one run
+
+
+def test_a_finished_run_is_told_with_its_numbers():
+    happened, did, try_next = said(run_of(rows_of([0.25, 0.5])))
+    assert happened == (
+        "Run r3_embedded/one (r3) finished after 4 steps (64 problems over 2 epochs, repeats counted), and its "
+        "validation accuracy went from 25 % to 50 % between step 0 and step 1."
+    )
+    assert did == (
+        "40 of 64 groups of answers to one problem were dead, that is all right or all wrong: R^3 rescued 24 of them "
+        "(20 by replay of past answers, 4 by ranking alone), and 8 of 12 reflection prompts were solved."
+    )
+    assert try_next.startswith("Train GRPO beside it before you trust the gain: `r3 study --arms grpo r3` gives")
+
+
+def test_answers_without_a_score_are_told_of_training_and_validation():
+    rows = rows_of([0.0, 0.0])
+    rows[0]["val/reward_errors"], rows[1]["reward/errors"] = 8, 1
+    happened, *_ = said(run_of(rows))
+    told = "; there is no score for 1 answer of training and 8 answers of validation, which count as wrong: the grader "
+    assert happened.endswith(f"{told}was late, or the reward function failed.")
+
+
+def test_a_single_step_with_a_single_dead_group_is_told_in_the_singular():
+    rows = rows_of([0.25], steps=1, dead=1, left=0)
+    rows[1] |= {"groups/total": 1, "groups/mixed": 0, "groups/rescued_by_replay": 1}
+    rows[1] |= {"reflection/prompts": 1, "reflection/solved": 1}
+    happened, did, try_next = said(run_of(rows))
+    assert happened == (
+        "Run r3_embedded/one (r3) finished after 1 step (1 problem), and its only validation, in step 0, found an "
+        "accuracy of 25 %."
+    )
+    assert did == (
+        "1 of 1 group of answers to one problem was dead, that is all right or all wrong: R^3 rescued it (1 by replay "
+        "of past answers, 0 by ranking alone), and 1 of 1 reflection prompt was solved."
+    )
+    assert "`trainer.val_before_train=True trainer.test_freq=1`" in try_next
+
+
+def test_all_groups_dead_and_none_rescued():
+    rows = rows_of([0.0, 0.0], dead=16, left=16, wrong=16, **{"reflection/prompts": 0, "reflection/solved": 0})
+    happened, did, try_next = said(run_of(rows))
+    assert "went from 0 % to 0 %" in happened
+    assert did == (
+        "64 of 64 groups of answers to one problem were dead, that is all right or all wrong: R^3 rescued none of "
+        "them, and no problem was asked again with a reflection prompt."
+    )
+    assert "`actor_rollout_ref.rollout.n=8`: 100 % of the groups stayed all wrong" in try_next
+    rows = rows_of([0.9, 0.9], dead=16, left=16, wrong=4)
+    assert said(run_of(rows))[2] == "Train on harder problems: 75 % of the groups were all right."
+
+
+def test_no_dead_group_leaves_nothing_to_rescue():
+    _, did, try_next = said(run_of(rows_of([0.2, 0.6], dead=0, left=0)))
+    assert did.startswith(
+        "None of 64 groups of answers to one problem was dead, that is all right or all wrong: R^3 had nothing to"
+    )
+    assert try_next.startswith("Compare with `--method grpo`, which costs less: with 0 % of the groups dead")
+
+
+def test_a_baseline_says_what_was_lost():
+    _, did, try_next = said(run_of(rows_of([0.25, 0.5], left=10), GRPO))
+    assert did == (
+        "R^3 was not at work, and 40 of 64 groups of answers to one problem were dead, that is all right or all wrong, "
+        "and taught nothing about what is right."
+    )
+    assert try_next == (
+        "Train the same with `--method r3`, which gives the 62.5 % of the groups that were dead here something to "
+        "teach."
+    )
+    _, _, try_next = said(run_of(rows_of([0.25, 0.5], dead=1, left=1), GRPO))
+    assert try_next.startswith("Stay with this method on these problems: 6.25 % of the groups were dead")
+
+
+def test_what_dynamic_sampling_threw_away_was_dead():
+    rows = rows_of([0.25, 0.5], dead=0, left=0, **{"training/filter_groups/evicted_samples": 4.0})
+    _, did, try_next = said(run_of(rows, GRPO | {"algorithm.filter_groups.enable": True}))
+    assert "16 of 80 groups" in did and "the 20 % of the groups" in try_next
+
+
+def test_with_all_mechanisms_off_it_is_no_run_of_r3():
+    off = {key: False for key in R3 if key.endswith(".enable")}
+    assert said(run_of(rows_of([0.2, 0.4], left=10), R3 | off))[1].startswith("R^3 was not at work")
+
+
+def test_a_baseline_of_verls_own_has_no_ledger():
+    rows = [{"step": number, "training/global_step": number} for number in (1, 2)]
+    happened, did, _ = said(run_of(rows, GRPO))
+    assert happened == "Run r3_embedded/one (grpo) finished after 2 steps (32 problems), and nothing was validated."
+    assert did == "R^3 was not at work, and what became of the groups of answers was not logged."
+
+
+def test_a_run_before_its_first_step():
+    happened, did, try_next = said(run_of([{"step": 0}], starts=[start()], is_training=True))
+    assert happened == "Run r3_embedded/one (r3) is still running without a training step, and nothing was validated."
+    assert did.startswith("What became of the groups of answers was not logged, and no problem was asked again")
+    assert try_next == (
+        "Let run r3_embedded/one go on, and should it break off, `r3 resume /out/r3_embedded/one` goes on from its "
+        "last checkpoint."
+    )
+
+
+@pytest.mark.parametrize(
+    ("starts", "summary", "state", "advice"),
+    [
+        ([start(), end()], {}, "finished", "Train GRPO"),
+        ([start(), end(75)], {}, "was stopped by SIGTERM", "`r3 resume /out/r3_embedded/one` goes on from the last"),
+        ([start(), end(130)], {}, "was interrupted", "`r3 resume /out/r3_embedded/one` goes on from the last"),
+        ([start()], {}, "was killed", "`r3 resume /out/r3_embedded/one` goes on from the last"),
+        ([start(), end(None), start(), end()], {}, "finished", "Train GRPO"),
+        (
+            [start(), end(1)],
+            {},
+            "failed with exit code 1",
+            "Find the cause at the end of `/out/r3_embedded/one/run.log`",
+        ),
+        ([start(), end([{}])], {}, "failed with exit code [{}]", "Find the cause"),
+        ([], {"exit_code": 1}, "failed with exit code 1", "Find the cause"),
+        ([], {}, "was trained", "Train GRPO"),
+    ],
+)
+def test_how_a_run_ended_and_what_to_do_about_it(starts, summary, state, advice):
+    happened, _, try_next = said(run_of(rows_of([0.25, 0.5]), starts=starts, summary=summary))
+    assert happened.startswith(f"Run r3_embedded/one (r3) {state} after 4 steps") and try_next.startswith(advice)
+
+
+def test_a_resumed_run_says_how_often_it_was_started():
+    starts = [start(), end(75), start(), end()]
+    assert "(64 problems over 2 epochs, repeats counted; 2 starts)" in said(run_of(rows_of([0.2]), starts=starts))[0]
+
+
+def test_a_folder_with_blanks_is_quoted_for_the_shell():
+    run = run_of(rows_of([0.2]), starts=[start()], folder=Path("/out dir/r3/one"))
+    assert "`r3 resume '/out dir/r3/one'`" in said(run)[2]
+
+
+# What to try next
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "of_step", "config", "advice"),
+    [
+        ((0.5, 0.505), {"left": 8, "wrong": 8}, {}, "actor_rollout_ref.rollout.n=8"),
+        (
+            (0.5, 0.505),
+            {"left": 4},
+            {},
+            "`r3 resume /out/r3_embedded/one trainer.total_epochs=10`: accuracy has neither",
+        ),
+        ((0.5, 0.4), {"left": 8}, {}, "actor_rollout_ref.actor.optim.lr=0.0001"),
+        ((0.5, 0.4), {"left": 8, "fresh/truncated/mean": 0.4}, {}, "data.max_response_length=128`: 40 % of them"),
+        (
+            (0.5, 0.5),
+            {"training/epoch": 0},
+            {},
+            "past the first epoch, `r3 resume /out/r3_embedded/one trainer.total_ep",
+        ),
+        ((0.5, 0.5), {}, {"trainer.total_training_steps": 4}, "trainer.total_training_steps=8`: accuracy has"),
+        ((0.5, 0.5), {"training/epoch": 4}, {"trainer.total_training_steps": 4}, "steps=8 trainer.total_epochs=10`"),
+        ((0.5, 0.5), {}, {"trainer.total_epochs": float("nan")}, "trainer.total_epochs=4`"),
+        ((0.5, 0.9), {"left": 8}, {}, "`r3 study --arms grpo r3`"),
+    ],
+)
+def test_the_advice_follows_from_the_figures(accuracies, of_step, config, advice):
+    assert advice in said(run_of(rows_of(accuracies, **of_step), R3 | config))[2]
+
+
+def test_a_run_of_a_budget_is_lengthened_by_its_budget():
+    started = start(options={"profile": "embedded", "until_tokens": 5000})
+    text = said(run_of(rows_of([0.5, 0.5]), starts=[started, end()]))[2]
+    assert "`r3 resume /out/r3_embedded/one --until-tokens 10000`" in text
+
+
+def test_values_that_are_not_finite_ask_for_a_lower_learning_rate(tmp_path):
+    (tmp_path / "config.yaml").write_text("actor_rollout_ref: {actor: {optim: {lr: 2.0e-4}}}\n")
+    rows = [json.dumps(row | {"actor/grad_norm": float("nan")}) for row in rows_of([float("nan"), 0.5])]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    happened, _, try_next = said(load_run(tmp_path))
+    assert "its only validation, in step 1, found an accuracy of 50 %" in happened
+    assert try_next == (
+        "Train anew with a lower learning rate, `actor_rollout_ref.actor.optim.lr=0.0001`, as 5 values of "
+        "actor/grad_norm were not finite."
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["embedded", "gpu_8x80gb"])
+def test_every_override_that_is_advised_can_be_set(profile):
+    base = [f"+profile={profile}", "+method=r3"]
+    config = compose_config(base)
+    keys = ("actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.rollout.n", "data.max_response_length")
+    values = {"trainer.v1.trainer_mode": "r3"}
+    for key in (*keys, "trainer.total_epochs"):
+        node = config
+        for part in key.split("."):
+            node = node[part]
+        values[key] = node
+    cases = [
+        ([0.5], {}, {}),
+        ([0.5, 0.5], {"left": 8, "wrong": 8}, {}),
+        ([0.5, 0.4], {}, {}),
+        ([0.5, 0.5], {"fresh/truncated/mean": 0.5}, {}),
+        ([0.5, 0.5], {}, {}),
+        ([0.5, 0.5], {"training/epoch": 9}, {"trainer.total_training_steps": 4}),
+    ]
+    advised = {}
+    for accuracies, of_step, extra in cases:
+        text = said(run_of(rows_of(accuracies, **of_step), values | extra))[2]
+        found = re.findall(r"([\w.]+)=([\w.-]+)", text)
+        assert found
+        advised |= dict(found)
+    lengths = {f"trainer.{name}" for name in ("total_epochs", "total_training_steps", "test_freq", "val_before_train")}
+    assert advised.keys() == {*keys} | lengths
+    assert not check_values(compose_config(base + [f"{key}={value}" for key, value in advised.items()]))
+
+
+# Several runs
+
+
+def test_seeds_are_told_together():
+    runs = [run_of(rows_of([0.2, last]), folder=FOLDER.with_name(name)) for name, last in (("a", 0.4), ("b", 0.6))]
+    happened, did, _ = opening([Arm("r3", runs)])
+    assert happened.replace("\xa0", " ") == (
+        "2 runs that differ in the seed took 4 steps each, and validation accuracy went from 20 % to 50 %."
+    )
+    assert did.startswith("80 of 128 groups")
+
+
+def three_seeds(label, config, last, **of_step):
+    folders = (Path("/out") / label / str(seed) for seed in range(3))
+    return Arm(label, [run_of(rows_of([0.2, last], **of_step), config, folder=folder) for folder in folders])
+
+
+def test_arms_are_compared():
+    happened, did, try_next = opening([three_seeds("r3", R3, 0.6), three_seeds("grpo", GRPO, 0.5, left=10)])
+    assert happened.replace("\xa0", " ") == (
+        "6 runs in 2 arms took 4 steps each, and validation accuracy went from 20 % to 60 % (r3) and from 20 % to 50 % "
+        "(grpo)."
+    )
+    assert did == (
+        "With R^3, 120 of 192 groups of answers to one problem were dead, that is all right or all wrong: R^3 rescued "
+        "72 of them (60 by replay of past answers, 12 by ranking alone), and 24 of 36 reflection prompts were solved; "
+        "without it, 120 of 192 groups were dead."
+    )
+    assert "the lead of r3 over grpo, 10.0 points of accuracy, holds at equal generated tokens" in try_next
+    worse = opening([three_seeds("r3", R3, 0.5), three_seeds("grpo", GRPO, 0.5, left=10)])[2]
+    assert worse.endswith("`r3 study --arms grpo ccr isr serr`: r3 did not end above grpo.")
+    assert "`--method grpo`" in opening([three_seeds("r3", R3, 0.5), three_seeds("off", R3, 0.4)])[2]
+
+
+def test_of_many_arms_the_best_and_the_worst_are_told_and_unfinished_runs_named():
+    arms = [three_seeds(f"arm{number}", R3, 0.1 * number) for number in range(2, 7)]
+    for arm in arms[:2]:
+        for run in arm.runs:
+            run.starts = [start(), end(1)]
+    happened, _, try_next = opening(arms)
+    assert happened.replace("\xa0", " ") == (
+        "15 runs in 5 arms took 4 steps each (arm2/0 failed with exit code 1, arm2/1 failed with exit code 1, arm2/2 "
+        "failed with exit code 1, and 3 more did not finish), and validation accuracy went at best from 20 % to 60 % "
+        "(arm6) and at worst from 20 % to 20 % (arm2)."
+    )
+    assert "`/out/arm2/0/run.log`" in try_next
+
+
+def test_too_few_seeds_are_no_comparison():
+    text = said(run_of(rows_of([0.2, 0.4])), run_of(rows_of([0.2, 0.3]), GRPO))[2]
+    assert text.endswith("with 1 run in an arm a difference cannot be told from chance.")
+
+
+# What a run on own rows shows
+
+
+def shown(**arguments):
+    return what_it_shows(start(**arguments)["arguments"])
+
+
+def test_a_run_on_own_rows_says_what_it_does_not_show():
+    text = shown(sources={"DATA": "rows.parquet"})
+    assert text.startswith(
+        "This run shows that your rows, their columns, the reward and R^3's mechanisms work together"
+    )
+    assert "taught beforehand to recall their answers" in text and text.count(". ") == 1
+    assert text.endswith("says nothing about a real model and may fall while the reward rises.")
+    assert "the training work together" in shown(
+        sources={"DATA": "rows.parquet"}, options={"profile": "embedded", "method": "grpo"}
+    )
+
+
+@pytest.mark.parametrize(
+    "own", [{"sources": {"DATA": "a", "VAL_DATA": "b"}}, {"sources": {"DATA": "a"}, "overrides": ["data.val_files=b"]}]
+)
+def test_problems_of_ones_own_to_validate_on_were_never_taught(own):
+    assert "has never seen those that it is validated on" in shown(**own)
+    assert "may fall" not in shown(**own)
+
+
+@pytest.mark.parametrize("own", [{"sources": {"VAL_DATA": "b"}}, {"overrides": ["++data.train_files=[a]"]}])
+def test_a_model_of_the_generated_arithmetic_knows_nothing_of_own_rows(own):
+    assert "knows the arithmetic that is generated here and nothing else" in shown(**own)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"overrides": ["data.train_files_x=1", "~data.train_files"]},
+        {"sources": {"DATA": "a", "VAL_DATA": "b", "MODEL": "c"}},
+        {"sources": {"DATA": "a"}, "overrides": ["actor_rollout_ref.model.path=c"]},
+        {"sources": {"DATA": "a"}, "options": {"profile": "gpu_8x80gb", "method": "r3"}},
+        {"options": {"profile": "embedded", "method": "r3", "world": "seed=3"}},
+    ],
+)
+def test_other_runs_need_no_such_words(arguments):
+    assert shown(**arguments) == ""
+
+
+def test_a_report_takes_it_from_the_last_start_and_says_it_once():
+    own = [start(), end(75), start(sources={"DATA": "a"}), end()]
+    runs = [run_of(rows_of([0.7, 0.6]), starts=own), run_of(rows_of([0.7, 0.6]), starts=own), run_of([], starts=[])]
+    assert cautions(runs) == [shown(sources={"DATA": "a"})]
+    assert "`MODEL`, `DATA` and `VAL_DATA`" in said(runs[0])[2], "its accuracy is no reason for other advice"
+
+
+# The files and the console
+
+
+def test_a_run_is_running_while_its_folder_is_held(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(step(1)))
+    kept = start()["arguments"] | {"sources": {"DATA": "a"}}
+    append(tmp_path, "start", folder=str(tmp_path), files={}, arguments=kept)
+    assert state_of(load_run(tmp_path)) == "was killed"
+    with held(tmp_path):
+        assert state_of(load_run(tmp_path)) == "is still running"
+    append(tmp_path, "end", seconds=1.0, exit_code=0)
+    assert state_of(load_run(tmp_path)) == "finished" and cautions([load_run(tmp_path)])
+
+
+@pytest.mark.parametrize("damage", ["nonsense\n", '{"event": "end"}\n', "options"])
+def test_a_damaged_record_of_starts_is_a_remark(tmp_path, damage):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(step(1)))
+    kept = {"options": ["profile"], "sources": {}, "overrides": []}
+    line = {"event": "start", "when": datetime.now().isoformat(), "folder": "", "files": {}, "arguments": kept}
+    (tmp_path / "starts.jsonl").write_text(json.dumps(line) + "\n" if damage == "options" else damage)
+    run = load_run(tmp_path)
+    assert run.starts == [] and "line 1: not a line of a run's record" in run.remarks[0]
+    assert "was trained after 1 step" in said(run)[0]
+
+
+class Reached(Exception):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_data", [True, False])
+def test_a_run_says_it_before_anything_is_loaded(tmp_path, monkeypatch, capsys, with_data):
+    problems = [{"problem": f"What is {number} plus {number}?", "answer": str(2 * number)} for number in range(200)]
+    (tmp_path / "rows.json").write_text(json.dumps(problems))
+
+    @contextmanager
+    def interpreter(*_):
+        raise Reached
+        yield
+
+    monkeypatch.setattr(launch, "interpreter", interpreter)
+    for name in ("DATA", "VAL_DATA", "MODEL"):
+        monkeypatch.setenv(name, "")  # what `settle` sets is undone afterwards
+    monkeypatch.setenv("DATA", str(tmp_path / "rows.json") if with_data else "")
+    options = ["--profile", "embedded", "--outputs", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
+    with pytest.raises(Reached):
+        launch.main(options)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.endswith("may fall while the reward rises.") is with_data

@@ -1,0 +1,394 @@
+"""Every configuration file composes with every other one, and differs from its neighbours where it means to.
+
+`python tests/ext/test_presets.py` prints the current differences of the profile embedded, to be pasted below.
+"""
+
+import math
+import os
+import re
+import subprocess
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from r3_ext.doctor.finding import OK, WARN
+from r3_ext.doctor.settings import check_config
+from r3_ext.doctor.speed import check_attention, check_log_probs
+from r3_ext.settings import sizing
+from r3_ext.settings.compose import RECIPE_CONFIG, choices, compose_config
+from recipe.common.trainer.measured import BaselineTrainer, LedgerMixin, MeasuredMixin
+from recipe.common.trainer.stop import StoppableMixin
+from recipe.r3.r3_config import validate_r3_config
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+PROFILES = [
+    *("embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_2x8x80gb", "gpu_4x80gb"),
+    *("gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"),
+]
+METHODS = ["dapo", "grpo", "r3", "r3_paper"]
+MODES = ["colocate_async", "embedded_separate_async", "separate_async"]
+DEFAULT = "gpu_8x80gb"
+
+EMBEDDED_DIFFERS = [
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype",
+    "actor_rollout_ref.actor.fsdp_config.strategy",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.use_torch_compile",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.model.external_lib",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.use_fused_kernels",
+    "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+    "actor_rollout_ref.rollout.dtype",
+    "actor_rollout_ref.rollout.enable_sleep_mode",
+    "actor_rollout_ref.rollout.enforce_eager",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_cls",
+    "actor_rollout_ref.rollout.free_cache_engine",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.max_model_len",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.top_p",
+    "data.dataloader_num_workers",
+    "data.filter_overlong_prompts",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.train_batch_size",
+    "ray_kwargs.ray_init.include_dashboard",
+    "ray_kwargs.ray_init.num_cpus",
+    "ray_kwargs.ray_init.num_gpus",
+    "ray_kwargs.ray_init.object_store_memory",
+    "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES",
+    "reward.num_workers",
+    "reward.reward_kwargs.grader_workers",
+    "reward.reward_kwargs.length_bonus_max_tokens",
+    "trainer.device",
+    "trainer.logger",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.n_gpus_per_node",
+    "trainer.test_freq",
+    "trainer.total_epochs",
+    "trainer.v1.sampler.sampler_kwargs.poll_interval",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    "transfer_queue.backend.SimpleStorage.total_storage_size",
+]
+
+GPU_PROFILES_DIFFER = {
+    "gpu_1x24gb": [
+        "actor_rollout_ref.actor.fsdp_config.offload_policy",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "actor_rollout_ref.rollout.agent.num_workers",
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "actor_rollout_ref.rollout.max_model_len",
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "data.max_prompt_length",
+        "data.max_response_length",
+        "data.train_batch_size",
+        "reward.num_workers",
+        "trainer.n_gpus_per_node",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    ],
+    "gpu_1x80gb": [
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "actor_rollout_ref.rollout.agent.num_workers",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "data.train_batch_size",
+        "reward.num_workers",
+        "trainer.n_gpus_per_node",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    ],
+    "gpu_2x8x80gb": ["trainer.nnodes"],
+    "gpu_4x80gb": [
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "trainer.n_gpus_per_node",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    ],
+    "gpu_8x40gb": ["actor_rollout_ref.rollout.gpu_memory_utilization"],
+    "gpu_8x80gb_7b": [
+        "actor_rollout_ref.model.path",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "trainer.max_actor_ckpt_to_keep",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """composed(profile, method): each combination is composed once."""
+    known = {}
+
+    def get(profile: str, method: str = "r3"):
+        if (profile, method) not in known:
+            known[profile, method] = compose_config([f"+profile={profile}", f"+method={method}"])
+        return known[profile, method].copy()
+
+    return get
+
+
+def leaves(node: dict, prefix: str = "") -> dict:
+    """Full key to value, lists whole, interpolations as they are written."""
+    flat = {}
+    for key, value in node.items():
+        flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def differences(profile: str, other: str, get) -> list[str]:
+    """Keys whose value differs between two profiles, or that only one of them has."""
+    left, right = (leaves(OmegaConf.to_container(get(name), resolve=False)) for name in (profile, other))
+    return sorted(key for key in left.keys() | right.keys() if left.get(key, "absent") != right.get(key, "absent"))
+
+
+def test_no_file_is_left_out():
+    assert [choices(group) for group in ("profile", "method", "mode")] == [PROFILES, METHODS, MODES]
+    assert sorted(path.name for path in RECIPE_CONFIG.glob("*.yaml")) == ["r3.yaml", "r3_trainer.yaml"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("method", METHODS)
+def test_composes_and_is_valid(composed, profile, method):
+    config = composed(profile, method)
+    findings = check_config(config) + check_log_probs(config)
+    assert [finding for finding in findings if finding.level != OK] == []
+    [attention] = check_attention(config)
+    assert attention.level == (OK if profile == "embedded" else WARN)
+    OmegaConf.resolve(config)
+    assert config.reward.reward_manager.module.name == "R3RewardManager"
+
+
+def test_embedded_differs_from_the_default_profile_in_these_keys_only(composed):
+    assert differences("embedded", DEFAULT, composed) == EMBEDDED_DIFFERS
+
+
+@pytest.mark.parametrize("profile", sorted(GPU_PROFILES_DIFFER))
+def test_gpu_profiles_differ_in_sizes_only(composed, profile):
+    assert differences(profile, DEFAULT, composed) == GPU_PROFILES_DIFFER[profile]
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name.startswith("gpu_")])
+def test_gpu_profiles_fit_their_gpus_and_their_name(composed, monkeypatch, profile):
+    monkeypatch.setattr(sizing, "compose_config", lambda overrides: composed(profile))
+    plan, _ = sizing.profile_plan(profile)
+    assert plan.fits
+    *gpus, _ = re.findall(r"\d+", profile.removesuffix("_7b"))
+    assert plan.replicas == math.prod(map(int, gpus))
+    assert plan.optimizer_steps == 2
+
+
+def test_the_recipes_own_script_is_the_default_profile(composed, tmp_path):
+    fake = tmp_path / "python3"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DATA": "train.parquet", "VAL_DATA": "val.parquet"}
+    script = ["bash", RECIPE_CONFIG.parent / "run_r3_deepscaler.sh", "data.seed=3"]
+    said = subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (said[:2], said[-1]) == (["-m", "recipe.r3.main_r3"], "data.seed=3"), "what is given comes last"
+    theirs, ours = (
+        leaves(OmegaConf.to_container(config, resolve=False))
+        for config in (compose_config(said[2:-1]), composed(DEFAULT, "r3"))
+    )
+    assert {key for key in theirs.keys() | ours.keys() if theirs.get(key, "absent") != ours.get(key, "absent")} == {
+        *("data.train_files", "data.val_files", "trainer.project_name", "trainer.experiment_name"),
+    }
+
+
+def test_every_replica_takes_its_rows_at_once_where_the_cache_lets_it(composed):
+    """All but the profiles of one GPU, which would need a larger cache for that."""
+    for profile in [name for name in PROFILES if name.startswith(("gpu_4", "gpu_8"))]:
+        plan = sizing.plan(
+            composed(profile), sizing.ARCHITECTURES[composed(profile).actor_rollout_ref.model.path], 79.0
+        )
+        assert plan.rows / plan.replicas <= composed(profile).actor_rollout_ref.rollout.max_num_seqs, profile
+
+
+def test_grpo_is_verls_own_trainer(composed):
+    config = composed(DEFAULT, "grpo")
+    assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("baseline", "grpo")
+    # Verl's own but for what it measures, how it ends when asked to, and the watch over its workers.
+    assert BaselineTrainer.__mro__[1:] == (MeasuredMixin, StoppableMixin, LedgerMixin, *PPOTrainerSync.__mro__)
+    own = [name for name in BaselineTrainer.__dict__ if not name.startswith(("__", "_abc"))]
+    assert own == ["on_train_begin"]
+    assert config.trainer.v1.sampler.custom_sampler == {"path": None, "name": None}
+    assert not config.algorithm.filter_groups.enable
+
+
+def test_dapo_is_grpo_with_dynamic_sampling_and_clip_higher(composed):
+    grpo, dapo = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("grpo", "dapo"))
+    assert {key: value for key, value in dapo.items() if grpo[key] != value} == {
+        "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.metric": "acc",
+        "actor_rollout_ref.actor.clip_ratio_high": 0.28,
+    }
+    assert dapo["actor_rollout_ref.actor.loss_agg_mode"] == "token-mean"
+
+
+def test_the_literal_reading_of_the_paper_differs_in_these_settings_only(composed):
+    """The rows of the recipe's table in which `r3_paper` and `r3` differ."""
+    r3, paper = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("r3", "r3_paper"))
+    changed = {key.removeprefix("algorithm.r3."): paper[key] for key in r3 if r3[key] != paper[key]}
+    assert changed == {
+        "history.max_per_outcome": 1000000,
+        "replay.correction": "current",
+        "replay.outcome": "both",
+        "replay.trains": "all",
+        "replay.reflected_unless": None,
+        "replay.same_step": False,
+        "reflection.min_attempts": 1,
+        "reflection.rounds": None,
+        "reflection.count_reflected_attempts": True,
+        "reflection.max_fraction": 1.0,
+        "ranking.finished_reward": "zero",
+        "ranking.norm_by_std": True,
+    }
+    table = (RECIPE_CONFIG.parent / "README.md").read_text()
+    assert all(f"| `{key}` |" in table for key in changed)
+
+
+def test_methods_share_everything_but_the_method(composed):
+    r3, grpo = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("r3", "grpo"))
+    assert {key for key in r3 if r3[key] != grpo[key]} == {
+        "algorithm.adv_estimator",
+        "trainer.v1.trainer_mode",
+        "trainer.v1.sampler.custom_sampler.path",
+        "trainer.v1.sampler.custom_sampler.name",
+    }
+
+
+def test_the_second_reflection_wording_is_for_any_task():
+    other = compose_config(["+reflection=any_task"]).algorithm.r3.reflection
+    first = compose_config([]).algorithm.r3.reflection
+    for name in ("template", "template_cut_off"):
+        assert other[name].count("{question}") == other[name].count("{attempt}") == 1
+        assert first[name] != other[name]
+        assert not re.search(r"problem|answer|box|solution|step", other[name])
+    assert {key for key in first if first[key] != other[key]} == {"template", "template_cut_off"}
+
+
+VERL_EXAMPLE = """
+data.train_files=train.parquet data.val_files=test.parquet data.train_batch_size=512 data.max_prompt_length=1024
+data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation=error algorithm.use_kl_in_reward=False
+actor_rollout_ref.model.path=Qwen/Qwen3-4B actor_rollout_ref.model.use_remove_padding=True
+actor_rollout_ref.model.enable_gradient_checkpointing=True actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2
+actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001
+actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.actor.entropy_coeff=0
+actor_rollout_ref.actor.fsdp_config.param_offload=False actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu=3000 actor_rollout_ref.actor.use_dynamic_bsz=True
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 actor_rollout_ref.rollout.name=vllm
+actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+actor_rollout_ref.rollout.enable_chunked_prefill=False actor_rollout_ref.rollout.enforce_eager=False
+actor_rollout_ref.rollout.free_cache_engine=True actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True
+actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=4096 actor_rollout_ref.rollout.n=5
+actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=4096
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2 actor_rollout_ref.ref.fsdp_config.param_offload=True
+actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=8192
+trainer.critic_warmup=0 trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=20 trainer.test_freq=5
+trainer.total_epochs=15
+"""
+"""Settings of verl 0.9.0's examples/grpo_trainer/run_qwen3_4b_fsdp.sh, all but the estimator."""
+
+
+def test_verls_own_example_becomes_r3_by_its_entry_point_and_estimator():
+    config = compose_config(VERL_EXAMPLE.split())
+    validate_r3_config(config)
+    with pytest.raises(ValueError, match="algorithm.adv_estimator: must be r3"):
+        validate_r3_config(compose_config([*VERL_EXAMPLE.split(), "algorithm.adv_estimator=grpo"]))
+
+
+def test_a_config_of_ones_own_becomes_r3_by_one_line_of_its_defaults(tmp_path):
+    text = """
+hydra:
+  searchpath: [pkg://verl.trainer.config, pkg://recipe.r3.config, pkg://recipe.common.config]
+defaults: [ppo_trainer, r3, _self_]
+data: {train_batch_size: 32}
+actor_rollout_ref: {actor: {ppo_mini_batch_size: 8}}
+"""
+    (tmp_path / "mine.yaml").write_text(text)
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        config = compose("mine")
+    validate_r3_config(config)
+    with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
+        ours = compose("r3_trainer", ["data.train_batch_size=32", "actor_rollout_ref.actor.ppo_mini_batch_size=8"])
+    assert config == ours
+
+
+BOTH_MODES = {
+    "data.gen_batch_size": 1,
+    "trainer.v1.sampler.max_off_policy_strategy": "wait",
+    "trainer.v1.sampler.max_off_policy_threshold": 4,
+}
+SEPARATE = BOTH_MODES | {
+    "actor_rollout_ref.rollout.nnodes": 1,
+    "trainer.v1.separate_async.parameter_sync_step": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "profile, mode, settings",
+    [
+        ("embedded", "colocate_async", BOTH_MODES),
+        (DEFAULT, "colocate_async", BOTH_MODES),
+        (
+            DEFAULT,
+            "separate_async",
+            SEPARATE
+            | {
+                "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
+                "actor_rollout_ref.rollout.n_gpus_per_node": 4,
+                "trainer.n_gpus_per_node": 4,
+            },
+        ),
+        (
+            "embedded",
+            "embedded_separate_async",
+            SEPARATE
+            | {
+                "actor_rollout_ref.hybrid_engine": False,
+                "actor_rollout_ref.rollout.checkpoint_engine.backend": "ray",
+                "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "r3_ext.cpu.checkpoint_engine",
+                "actor_rollout_ref.rollout.n_gpus_per_node": 1,
+                "ray_kwargs.ray_init.num_gpus": 2,
+            },
+        ),
+    ],
+)
+def test_a_mode_changes_these_settings_only_and_verls_trainer_takes_them(composed, profile, mode, settings):
+    name = mode.removeprefix("embedded_")
+    overrides = [f"+profile={profile}", "+method=grpo", f"+mode={mode}", f"trainer.v1.trainer_mode={name}"]
+    config = compose_config(overrides)
+    without, given = (
+        leaves(OmegaConf.to_container(tree, resolve=False)) for tree in (composed(profile, "grpo"), config)
+    )
+    changed = {key: value for key, value in given.items() if without.get(key, "absent") != value}
+    assert changed == settings | {"trainer.v1.trainer_mode": name}
+    assert [finding.level for finding in check_config(config)] == [OK]
+    # The constructor checks how batch, mini-batch, sync step, replicas and transport go together.
+    trainer = get_trainer_cls(name)(config)
+    if profile == "embedded":
+        replicas = config.actor_rollout_ref.rollout.n_gpus_per_node if name == "separate_async" else 0
+        assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node + replicas
+    # As many optimizer steps for a batch as in the synchronous mode.
+    assert config.data.train_batch_size == 2 * config.actor_rollout_ref.actor.ppo_mini_batch_size
+    assert trainer.parameter_sync_step == (2 if name == "separate_async" else 1)
+
+
+if __name__ == "__main__":
+    for name in differences("embedded", DEFAULT, lambda name: compose_config([f"+profile={name}", "+method=r3"])):
+        print(f'    "{name}",')

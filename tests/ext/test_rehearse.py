@@ -1,0 +1,428 @@
+"""`r3 rehearse`: the rows and the history of the worst step, the prediction of the whole run, and what it advises."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pyarrow.parquet as parquet
+import pytest
+from omegaconf import OmegaConf
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from r3_ext.cli import main
+from r3_ext.data.problems import Problem, to_row, write_rows
+from r3_ext.r3.rehearse import predict, report, steps, weights
+from r3_ext.r3.rehearse.measured import Measured, received
+from r3_ext.r3.rehearse.predict import Course, Seconds
+from r3_ext.record import memory
+from r3_ext.settings import sizing
+from r3_ext.settings.compose import compose_config
+from r3_ext.tiny.tiny_model import train_tokenizer
+from recipe.r3.history.store import History
+from recipe.r3.r3_config import ReflectionConfig, load_r3_config
+from recipe.r3.reflection import ReflectionPlanner
+
+LONGEST = 4096 + 8192
+# Where log-probs are fused, the micro-batch hardly matters.
+PLAIN = "actor_rollout_ref.model.use_fused_kernels=False"
+GPU = ["+profile=gpu_8x80gb", "+method=r3", PLAIN, f"{predict.TOKENS}={LONGEST + 4096}"]
+DISTILL = sizing.ARCHITECTURES["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = ["What is 12 + 7 * (3 - 1)? Let us see.", ReflectionConfig.template, ReflectionConfig.template_cut_off]
+    return train_tokenizer(texts * 20, 600)
+
+
+@pytest.fixture(scope="module")
+def count(tokenizer):
+    def count(messages: list[dict]) -> int:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return count
+
+
+def user(text: str) -> list[dict]:
+    return [{"role": "user", "content": text}]
+
+
+# the worst step
+
+
+@pytest.mark.parametrize("limit", [64, 257, 512, 1000])
+def test_a_lengthened_prompt_has_exactly_the_tokens_of_the_limit(count, tokenizer, limit):
+    messages = [{"role": "system", "content": "Be brief."}, *user("What is 12 + 7?")]
+    long = steps.lengthened(messages, limit, count)
+    assert count(long) == limit
+    assert long[0] == messages[0] and long[1]["content"].startswith("What is 12 + 7?")
+
+
+def test_where_no_filler_hits_the_limit_the_prompt_stays_below_it():
+    def in_threes(messages):
+        return 3 * -(-len(messages[0]["content"]) // 3)  # a tokenizer whose every count is a multiple of three
+
+    assert in_threes(steps.lengthened(user("abc"), 100, in_threes)) == 99
+
+
+def test_a_prompt_at_the_limit_is_left_alone(count):
+    messages = user("What is 12 + 7?")
+    assert steps.lengthened(messages, count(messages), count) == messages
+
+
+def test_typical_steps_come_before_the_worst_and_train_the_same_problems_with_and_without_the_mechanisms():
+    kinds, batches = steps.kinds_of(2), steps.batches_of(2)
+    assert kinds == ["warm-up", "first", "first", "later", "grpo", "later", "grpo", "worst"]
+    assert batches == [0, 1, 2, 0, 0, 1, 1, 3]
+    seen = set()
+    for kind, batch in zip(kinds, batches, strict=True):
+        assert (batch in seen) == (kind in ("later", "grpo"))
+        seen.add(batch)
+
+
+def embedded(*overrides: str):
+    config = compose_config(["+profile=embedded", "+method=r3", *overrides])
+    return config, load_r3_config(config)
+
+
+def test_caps_by_hand():
+    config, r3 = embedded("algorithm.r3.replay.k=3", "algorithm.r3.reflection.max_fraction=0.3")
+    # 16 prompts x 4; 4 of them reflected on; 3 rows for each of the 20 groups, all of which are ranked
+    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 4, "replayed": 60, "ranked": 20}
+    config, r3 = embedded("algorithm.r3.replay.reflection_groups=False", "algorithm.r3.ranking.enable=False")
+    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 4, "replayed": 16, "ranked": 0}
+    off = [f"algorithm.r3.{name}.enable=False" for name in ("replay", "reflection", "ranking")]
+    config, r3 = embedded(*off)
+    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 0, "replayed": 0, "ranked": 0}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """40 problems in verl's format."""
+    file = tmp_path_factory.mktemp("data") / "train.parquet"
+    problems = [Problem(f"What is {number} + {number}?", str(2 * number), "sums", number) for number in range(40)]
+    write_rows(file, [to_row(problem, "sums", "train") for problem in problems])
+    return file
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_the_planner_and_the_history_find_the_worst_case(tmp_path, rows, tokenizer, count, with_ids):
+    """Real planner, real history: as many reflection prompts as the cap allows, at the limit, and an answer for each
+    group."""
+    file = rows
+    if not with_ids:
+        file = tmp_path / "plain.parquet"
+        parquet.write_table(parquet.read_table(rows).drop_columns(["query_id"]), file)
+    config, r3 = embedded(f"data.train_files={file}", "algorithm.r3.replay.k=2", "data.max_response_length=48")
+    data = steps.Data(config, r3, count, repeat=1)
+    reflected, others, cut_off = data.worst()
+    data.write(tmp_path / "steps.parquet", steps.batches_of(1), reflected, others)
+    written = parquet.read_table(tmp_path / "steps.parquet").to_pylist()
+    assert len(written) == 5 * 16 and ("query_id" in written[0]) == with_ids
+    worst = written[-16:]
+    lengths = [count(row["prompt"]) for row in worst]
+    assert lengths[4:] == [512] * 12 and all(256 < length < 512 for length in lengths[:4])
+    assert {row["reward_model"]["ground_truth"] for row in worst} == {steps.NO_ANSWER}
+
+    ids = [data.query_id(row) for row in worst]
+    path = str(tmp_path / "history.sqlite")
+    steps.plant(path, r3, ids[:4], ids[4:], cut_off, 48, list(range(300, 340)))
+    history = History(path, r3.history.max_per_outcome)
+    planner = ReflectionPlanner(r3.reflection, history, tokenizer, {}, "single_turn_agent", 16, 512, seed=0)
+    columns = {"query_id": ids, "raw_prompt": [row["prompt"] for row in worst], "uid": ids}
+    columns = {
+        name: NonTensorStack.from_list([NonTensorData(value) for value in values]) for name, values in columns.items()
+    }
+    batch, metrics = planner.augment(TensorDict(columns, batch_size=16), step=5)
+    assert metrics["reflection/prompts"] == 4 == steps.Caps.of(config, r3).reflection
+    assert all(500 <= count(list(prompt)) <= 512 for prompt in list(batch["raw_prompt"])[16:])
+    for query_id in ids:
+        samples = history.draw(query_id, correct=True, k=2, rng=random.Random(0))
+        assert [len(sample.tokens) for sample in samples] == [48, 48]
+    history.close()
+
+
+def test_too_few_problems_are_told(rows, count):
+    config, r3 = embedded(f"data.train_files={rows}", "data.train_batch_size=64")
+    with pytest.raises(ValueError, match="40 prompts .* are fewer than data.train_batch_size=64"):
+        steps.Data(config, r3, count, repeat=1)
+
+
+# the prediction
+
+
+def test_the_course_of_a_run():
+    config, _ = embedded("trainer.test_freq=10", "trainer.save_freq=20", "trainer.total_epochs=5")
+    assert Course.of(config, problems=128) == Course(40, first=8, validations=5, checkpoints=2)
+    # verl validates and saves after the last step as well
+    config.trainer.total_training_steps, config.trainer.total_epochs = 41, 100
+    assert Course.of(config, problems=1000) == Course(41, first=41, validations=6, checkpoints=3)
+    config.trainer.test_freq, config.trainer.save_freq, config.trainer.val_before_train = -1, -1, False
+    assert Course.of(config, problems=128) == Course(41, 8, 0, 0)
+    config.trainer.total_epochs = 2
+    assert Course.of(config, problems=128).steps == 16, "epochs end it before"
+
+
+def test_the_seconds_of_a_run():
+    seconds = Seconds(start=30, first=2, later=3, worst=10, grpo=2.5, validation=5, checkpoint=1, end=4)
+    course = Course(steps=40, first=8, validations=5, checkpoints=2)
+    assert predict.run_seconds(course, seconds) == 30 + 8 * 2 + 32 * 3 + 5 * 5 + 2 * 1 + 4
+    assert predict.worst_seconds(course, seconds) == 30 + 40 * 10 + 25 + 2 + 4
+    assert predict.grpo_seconds(course, seconds) == 30 + 40 * 2.5 + 25 + 2 + 4
+
+
+def test_the_history_is_bounded_by_its_settings():
+    config, _ = embedded("algorithm.r3.history.max_per_outcome=2", "algorithm.r3.history.max_gib=1")
+    assert predict.history_bytes(config, 10, 1000, rows=64, row_bytes=100) == 64_000
+    assert predict.history_bytes(config, 10_000, 100, rows=64, row_bytes=100) == 100 * 2 * 2 * 2 * 100
+    assert predict.history_bytes(config, 10_000, 10**9, rows=64, row_bytes=10_000) == 2**30
+
+
+def test_micro_batches_that_fit():
+    assert predict.tokens_that_fit(25, before=10, peak=30, tokens=16384, least=4096) == 12288
+    assert predict.tokens_that_fit(30, before=10, peak=30, tokens=16384, least=4096) == 16384
+    assert predict.tokens_that_fit(12, before=10, peak=30, tokens=16384, least=4096) is None
+    assert predict.tokens_that_fit(9, before=10, peak=30, tokens=16384, least=16) is None
+
+
+def too_little() -> float:
+    """GiB in which the update of GPU's profile does not fit with its micro-batches, and does with smaller ones."""
+    return sizing.plan(compose_config(GPU), DISTILL, 1000.0).update - 2
+
+
+@pytest.mark.parametrize("share", ["0.6", "0.98", "0.05"])
+def test_the_computed_settings_fit_and_the_present_ones_do_not(share):
+    config, gib = compose_config([*GPU, f"{predict.UTILIZATION}={share}"]), too_little()
+    assert not sizing.plan(config, DISTILL, gib).fits
+    fit = predict.computed_fit(config, DISTILL, gib)
+    assert (predict.UTILIZATION in " ".join(fit)) == (share != "0.6") and predict.TOKENS in fit[-1]
+    changed = OmegaConf.merge(config, OmegaConf.from_dotlist(fit))
+    plan = sizing.plan(changed, DISTILL, gib)
+    assert plan.fits and plan.cache_tokens >= LONGEST, fit
+    assert LONGEST <= sizing.micro_batch_tokens(changed) < sizing.micro_batch_tokens(config)
+
+
+def test_nothing_is_advised_where_the_settings_fit_or_nothing_does():
+    config = compose_config(GPU)
+    assert predict.computed_fit(config, DISTILL, 79.0) == []
+    assert predict.computed_fit(config, DISTILL, 4.0) is None
+
+
+# what was measured
+
+
+def sample(t: float, main: float, *gpus: float) -> dict:
+    return {"t": t, "main": {"trainer": main}, **({"gpus": list(gpus)} if gpus else {})}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two steps, the second the worst and unfinished."""
+    phases = [
+        (0, 0, None, "start"),
+        (10, 1, "first", "rollout"),
+        (14, 1, "first", "update"),
+        (16, 1, "first", "validation"),
+        (20, 1, "first", "metrics"),
+        (21, 2, "worst", "rollout"),
+        (30, 2, "worst", "update"),
+    ]
+    lines = [dict(zip(("t", "step", "kind", "phase"), phase, strict=True)) for phase in phases]
+    (tmp_path / steps.PHASES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = [sample(5, 2.0), sample(12, 3.0), sample(15, 4.0), sample(25, 6.0), sample(29, 5.5), sample(31, 9.0)]
+    (tmp_path / memory.FILE).write_text("".join(json.dumps(line) + "\n" for line in samples))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "generated/tokens": 400}) + "\n")
+    return tmp_path
+
+
+def test_phases_have_their_own_seconds_and_peaks(folder):
+    measured = Measured.read(folder, began=-3, ended=33)
+    assert measured.step_seconds("first") == 4 + 2 + 1, "validation is no part of a step"
+    assert measured.phase_seconds("validation") == 4
+    assert measured.peak("first", "rollout") == {"main": 3.0} and measured.peak("first")["main"] == 4.0
+    assert measured.peak("worst", "update") == {"main": 9.0} and measured.before("worst", "update") == {"main": 5.5}
+    assert measured.peak("first", "weight sync") == {}
+    assert measured.steps("worst") == [], "it was not finished"
+
+
+@pytest.mark.parametrize(
+    "text, is_memory",
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 23.2 GiB.", True),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", True),
+        ("ValueError: something else", False),
+    ],
+)
+def test_a_failure_names_its_phase_and_a_change(folder, text, is_memory):
+    (folder / "run.log").write_text(f"(WorkerDict pid=7) Traceback\n(WorkerDict pid=7) {text}\n")
+    failed = report.failure(Measured.read(folder, -3, 33), folder / "run.log")
+    assert (failed["step"], failed["kind"], failed["phase"]) == (2, "worst", "update")
+    assert failed["out_of_memory"] == is_memory and failed["error"] == text and failed["peak"] == {"main": 9.0}
+    config, _ = embedded()
+    advice = report.failure_advice(config, failed)
+    assert advice == [f"{predict.TOKENS}=8192, half of now, and rehearse again"]
+    told = report.markdown({"failure": failed, "fits": False, "advice": advice})
+    assert "Failed in: step 2 (worst case), update." in told and "8192" in told
+
+
+def test_a_worker_that_was_killed_is_told_as_such(folder):
+    text = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+    (folder / "run.log").write_text(text + "\n")
+    failed = report.failure(Measured.read(folder, -3, 33), folder / "run.log")
+    killed, change = report.failure_advice(embedded()[0], failed)
+    assert killed == report.KILLED and change.startswith(f"{predict.TOKENS}=8192")
+
+
+def test_vllm_says_whether_its_share_is_too_small_or_too_large():
+    config = compose_config(["+profile=gpu_8x80gb", "+method=r3", f"{predict.UTILIZATION}=0.6"])
+    failed = {"phase": "start", "out_of_memory": True}
+    small = {"error": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."}
+    large = {"error": "ValueError: Free memory on device (20/80 GiB) on startup is less than desired GPU memory"}
+    assert report.failure_advice(config, failed | small) == [f"{predict.UTILIZATION}=0.70, and rehearse again"]
+    assert report.failure_advice(config, failed | large) == [f"{predict.UTILIZATION}=0.50, and rehearse again"]
+
+
+def test_a_death_before_the_first_step_is_told_without_phases(tmp_path):
+    failed = report.failure(Measured.read(tmp_path, 0, 1), tmp_path / "run.log")
+    assert failed["phase"] == "start" and failed["error"] == report.SILENT
+    assert "Failed in: start" in report.markdown({"failure": failed, "fits": False, "advice": ["x"]})
+
+
+def test_a_peak_over_the_budget_is_told_with_the_micro_batch_that_fits(folder):
+    config, _ = embedded()
+    measured = Measured.read(folder, -3, 33)
+    assert report.advice(config, measured, budget=9.0) == []
+    # 5.5 before, 9 with 16,384 tokens: 7.25 takes half, and is 95 % of this budget
+    assert report.advice(config, measured, budget=7.25 / 0.95) == [f"{predict.TOKENS}=8192"]
+    [line] = report.advice(config, measured, budget=5.6)[:1]
+    assert line.startswith("no micro-batch of a whole row (576 tokens)")
+
+
+def test_what_the_workers_received_is_counted_once_without_padding(tmp_path):
+    rows = [
+        {"uid": "a#ranked", "session": 0, "tokens": 48},
+        {"uid": "a#ranked", "session": 1, "tokens": 48},
+        {"uid": "a#replay", "session": 2, "tokens": 47},
+        {"uid": "pad1", "session": 0, "tokens": 0},
+    ]
+    (tmp_path / "step_5").mkdir()
+    (tmp_path / "step_5" / "rank_0.jsonl").write_text(json.dumps(rows) + "\n" + json.dumps(rows[:2]) + "\n")
+    found = received(tmp_path, 5)
+    assert (found["rows"], found["fresh"], found["replayed"], found["ranked_groups"]) == (3, 2, 1, 1)
+    assert found["fresh_tokens"] == [48] and found["replayed_tokens"] == [47] and found["groups"] == 1
+
+
+# memory
+
+
+GROWS = """
+held = b"x" * (300 * 2**20)
+print(1, flush=True)
+input()
+more = b"x" * (200 * 2**20)
+print(2, flush=True)
+input()
+"""
+
+
+def test_the_memory_of_a_process_is_what_it_touches_and_its_growth_is_seen_between_two_readings(tmp_path):
+    # A name of its own: the tests' own process may have other children.
+    (tmp_path / "grows").symlink_to(os.path.realpath(sys.executable))
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([str(tmp_path / "grows"), "-c", GROWS], stdin=pipe, stdout=pipe, text=True)
+    try:
+        child.stdout.readline()
+        log = memory.MemoryLog(tmp_path, every_s=0)
+        log.poll()
+        log.read_at = float("inf")  # no second reading in full
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        log.poll()
+        lines = memory.read(tmp_path)
+        before, after = (line["main"]["grows"] for line in lines)
+        assert before > 300 / 1024 and after - before == pytest.approx(200 / 1024, abs=0.01)
+        assert memory.peak(lines)["main"] == pytest.approx(sum(lines[1]["main"].values()), abs=0.001)
+    finally:
+        child.kill()
+        child.wait()
+    log.poll()
+    assert "grows" not in memory.read(tmp_path)[-1]["main"], "what ended takes nothing"
+
+
+def test_a_log_writes_the_highest_sample_of_its_interval(tmp_path):
+    log = memory.MemoryLog(tmp_path, every_s=1000)
+    readings = iter([{"a": 1.0}, {"a": 3.0}, {"a": 2.0}])
+    log._main = lambda now: next(readings)
+    log.poll()  # the first at once
+    log.poll()
+    log.written = float("-inf")
+    log.poll()
+    assert [line["main"] for line in memory.read(tmp_path)] == [{"a": 1.0}, {"a": 3.0}]
+    both = memory.higher(sample(0, 1, 10, 30), sample(1, 2, 20, 5))
+    assert both["t"] == 1 and both["gpus"] == [20, 30]
+
+
+def test_titles_of_processes():
+    assert memory.title(["ray::WorkerDict.actor_rollout_update_actor"]) == "ray::WorkerDict"
+    assert memory.title(["/usr/bin/python3", "-m", "x"]) == "python3"
+    assert memory.title(["VLLM::EngineCore"]) == "VLLM::EngineCore"
+
+
+def test_peaks_of_gpus_are_each_its_own():
+    assert memory.peak([sample(0, 1, 10, 30), sample(1, 2, 20, 5)]) == {"main": 2, "gpus": [20, 30]}
+
+
+# the command
+
+
+def test_what_cannot_be_rehearsed_is_refused(tmp_path, capsys):
+    base = ["rehearse", "--profile", "embedded", "--outputs", str(tmp_path / "out")]
+    assert main([*base, "--method", "grpo"]) == 2
+    assert "GRPO's steps beside them" in capsys.readouterr().out
+    assert main([*base, "--repeat", "0"]) == 2
+    assert "--repeat must be more than 0" in capsys.readouterr().out
+    assert main([*base, "--memory", "-3"]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_too_small_is_told_before_anything_is_loaded(tmp_path, rows, monkeypatch, capsys):
+    """With the config of a model only: its weights are not even made."""
+    model = tmp_path / "model"
+    model.mkdir()
+    content = {"model_type": "qwen2", "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12}
+    content |= {"num_key_value_heads": 2, "intermediate_size": 8960, "vocab_size": 151936, "head_dim": 128}
+    (model / "config.json").write_text(json.dumps(content))
+    for name, value in {"DATA": rows, "VAL_DATA": rows, "MODEL": model}.items():
+        monkeypatch.setenv(name, str(value))
+    val = tmp_path / "val.parquet"
+    write_rows(val, [to_row(Problem("What is 1000 + 1?", "1001", "sums", 0), "sums", "test")])
+    monkeypatch.setenv("VAL_DATA", str(val))
+    arguments = ["--outputs", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"), "--memory", str(too_little())]
+    assert main(["rehearse", "--profile", "gpu_8x80gb", *arguments, *GPU[2:]]) == 1
+    told = capsys.readouterr().out
+    assert "does not fit: computed" in told and "what would fit, computed: " in told
+    fit = told.split("what would fit, computed: ")[1].split("\n")[0].split()
+    config = compose_config([*GPU, *fit])
+    assert sizing.plan(config, DISTILL, too_little()).fits
+    assert not list((tmp_path / "cache").glob("random-*"))
+
+
+def test_random_weights_have_the_shape_of_the_config_and_are_made_once(tmp_path, tokenizer):
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    model = tmp_path / "model"
+    config = Qwen2Config(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    config.save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    assert weights.lacks_weights(str(model)) and not weights.lacks_weights("org/name")
+    made = weights.random_weights(str(model), tmp_path / "cache")
+    assert not weights.lacks_weights(str(made))
+    parameters = AutoModelForCausalLM.from_pretrained(made).num_parameters()
+    assert parameters == AutoModelForCausalLM.from_config(config).num_parameters()
+    stamp = (made / "config.json").stat().st_mtime_ns
+    assert weights.random_weights(str(model), tmp_path / "cache") == made
+    assert (made / "config.json").stat().st_mtime_ns == stamp

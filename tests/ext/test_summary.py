@@ -1,0 +1,105 @@
+"""summary.json and the console lines, from rows of metrics.jsonl."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from r3_ext.record.console import closing_table, step_line
+from r3_ext.record.summary import over_starts, read_metrics, summarise
+
+
+def row(step, score, **extra):
+    """A training row of R^3 with 2 groups of 4: one mixed, one all wrong."""
+    ledger = {"total": 2, "mixed": 1, "all_correct": 0, "all_wrong": 1, "rescued_by_replay": 1, "ranked": 0}
+    return {
+        "step": step,
+        "training/global_step": step,
+        "training/epoch": (step - 1) // 2,
+        "fresh/score/mean": score,
+        "fresh/rows": 8,
+        "generated/tokens": 150,
+        "fresh/acc/mean": 0.25,
+        "fresh/truncated/mean": 0.5,
+        "replay/rows": 1,
+        "reflection/rows": 4,
+        "reflection/prompts": 1,
+        "reflection/solved": 1,
+        "response_length/mean": 12.5,
+        "actor/grad_norm": 0.3,
+        "timing_s/step": float(step),
+        "groups/still_dead": 0,
+        "groups/still_wrong": 0,
+        **{f"groups/{name}": count for name, count in ledger.items()},
+        **extra,
+    }
+
+
+def test_counts_add_up_over_steps_and_kinds_of_rows():
+    validation = {"step": 0, "val-core/aime/acc/mean@4": 0.2, "val-core/math/acc/mean@4": 0.4}
+    rows = [validation, row(1, 0.5), row(2, 0.7), row(3, 0.9, **{"val-core/aime/acc/mean@4": 0.5})]
+    summary = summarise(rows, batch_size=2, n=4, seconds_total=60.0)
+    assert (summary["steps"], summary["epochs"], summary["prompts"]) == (3, 2, 6)
+    assert summary["generated_tokens"] == 3 * 150
+    assert summary["trained_rows"] == 3 * (8 + 1 + 4)
+    assert summary["groups"]["rescued_by_replay"] == 3 and summary["groups"]["still_dead"] == 0
+    assert summary["reflection"] == {"prompts": 3, "solved": 3, "prompt_tokens": 0}
+    assert summary["trained_tokens"] is None and summary["groups"]["split"] is None, "not logged is not zero"
+    logged = [row(1, 0.5, **{"trained/tokens": 160, "groups/split": 0, "groups/no_signal": 1})] * 2
+    counted = summarise(logged, batch_size=2, n=4, seconds_total=60.0)
+    assert counted["trained_tokens"] == 320
+    assert (counted["groups"]["split"], counted["groups"]["no_signal"]) == (0, 2)
+    assert (summary["reward"]["first"], summary["reward"]["last"]) == (0.5, 0.9)
+    assert summary["val"] == {"first": pytest.approx(0.3), "last": 0.5}
+    assert summary["seconds"] == {"total": 60.0, "per_step_median": 2.0}
+
+
+def test_validation_is_ours_before_verls_and_its_errors_are_counted():
+    """verl's `acc` of a function that returns numbers under verl's manager is their mean, not a share of right ones."""
+    validation = {"step": 0, "val-core/mine/acc/mean@1": 6.5, "val/mine/pass@1": 0.25, "val/reward_errors": 3}
+    summary = summarise([validation, row(1, 0.5, **{"val/reward_errors": 1, "reward/errors": 2})], 2, 4, 1.0)
+    assert summary["val"]["first"] == 0.25
+    assert (summary["val_reward_errors"], summary["reward_errors"]) == (4, 2)
+
+
+def test_first_and_last_reward_are_means_over_a_tenth_of_the_steps():
+    rows = [row(step, float(step)) for step in range(1, 21)]
+    assert summarise(rows, 2, 4, 1.0)["reward"] == {"first": 1.5, "last": 19.5, "window_steps": 2}
+
+
+def test_a_baseline_has_no_ledger_and_its_tokens_follow_from_the_lengths():
+    step = {"step": 1, "training/global_step": 1, "training/epoch": 0, "critic/score/mean": 0.4}
+    step.update({"response_length/mean": 10.0, "timing_s/step": 1.0})
+    summary = summarise([step], batch_size=2, n=4, seconds_total=1.0)
+    assert summary["groups"]["total"] is None
+    assert (summary["generated_tokens"], summary["trained_rows"], summary["prompts"]) == (80, 8, 2)
+    assert summary["reward"]["first"] == 0.4
+
+
+def test_a_run_that_died_before_its_first_step_still_has_a_summary():
+    summary = summarise([], 2, 4, 1.0)
+    assert summary["steps"] == 0 and summary["reward"]["first"] is None and summary["val"]["last"] is None
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(json.dumps({"step": 1}) + '\n{"step": 2, "x')
+    assert read_metrics(file) == [{"step": 1}]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_step_lines_fit_the_terminal_and_keep_step_and_reward(width):
+    line = step_line(row(7, 0.5), width)
+    assert len(line) <= width and line.startswith("step    7  reward 0.500")
+
+
+def test_answers_without_a_score_are_told():
+    failed = {**row(7, 0.5), "reward/errors": 3}
+    assert "no score 3" in step_line(failed, 60) and "no score" not in step_line(row(7, 0.5), 60)
+    tables = []
+    for rows in ([row(1, 0.5), failed], [row(1, 0.5)]):
+        console = Console(file=io.StringIO(), width=120)
+        console.print(closing_table(summarise(rows, 4, 2, 1.0) | over_starts([], [])))
+        tables.append(console.file.getvalue())
+    assert "3: the grader was late, or" in tables[0] and "without a score" not in tables[1]
