@@ -1,6 +1,6 @@
 """Stands for the Python interpreter: asks the fork server for the process, and lives and ends as it does.
 
-    python -IS fork_client.py SOCKET ARGUMENTS-OF-PYTHON...
+    python -IS client.py SOCKET ARGUMENTS-OF-PYTHON...
 
 Started for every process of a run, so it imports next to nothing.
 """

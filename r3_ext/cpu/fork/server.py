@@ -101,7 +101,7 @@ READ_LATER = {
 VARIABLE = "R3_FORKING_PYTHON"
 """Tells the processes of a run where the executable is."""
 
-CLIENT = Path(__file__).with_name("fork_client.py")
+CLIENT = Path(__file__).with_name("client.py")
 SOCKET, EXECUTABLE, LOG = "socket", "python", "forkserver.log"
 READY = "ready"
 ORPHAN_CHECK_S = 5.0
@@ -109,7 +109,7 @@ MOST_FDS = 250
 
 
 class Request(NamedTuple):
-    """What `fork_client.py` sends: the arguments after the interpreter, and what a process inherits."""
+    """What `client.py` sends: the arguments after the interpreter, and what a process inherits."""
 
     argv: list[str]
     env: dict[str, str]
