@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the versions that setup.py pins for this machine, with or without a GPU; takes a second once that is done.
+# Installs the versions that pyproject.toml pins for this machine, with or without a GPU; takes a second once that is done.
 #
 #   examples/install.sh                  into the virtual or conda environment that is active, else into .venv
-#   examples/install.sh --test           pytest and ruff as well, and what the tested examples need
+#   examples/install.sh --test           pytest, ruff and basedpyright as well, and what the tested examples need
 #   examples/install.sh --print-python   installs nothing and prints the interpreter that the other two use
 #
 #   R3_PYTHON=/path/to/bin/python        use this interpreter's environment instead
@@ -150,7 +150,7 @@ install_with_pip() {
 install_pinned_set() {
     local size="about 3 GB" torch
     [ "$device" = cpu ] || size="over 10 GB"
-    torch="$(sed -n 's/.*"\(torch==[^"]*+cpu\)".*/\1/p' "$root/setup.py")"
+    torch="$(sed -n 's/.*"\(torch==[^"]*+cpu\)".*/\1/p' "$root/pyproject.toml")"
     if find_uv; then
         step "the pinned versions for $device with uv, $size on disk, takes a minute"
         install_with_uv && return
@@ -187,7 +187,7 @@ import verl.workers.rollout.vllm_rollout.vllm_async_server, r3_ext.cpu.vllm_work
         failed "the packages do not import" "remove the environment $prefix and run this again"
 }
 
-stamp_text() { echo "$(cat "$root/setup.py" "$examples" | sha256sum) $root"; }
+stamp_text() { echo "$(cat "$root/pyproject.toml" "$examples" | sha256sum) $root"; }
 
 is_installed() {
     for extra in ${extras//,/ }; do

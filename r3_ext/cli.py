@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import sys
+from importlib import metadata
 
 COMMANDS = {
     "run": ("r3_ext.run.command", "prepare, check, train, and leave a run folder behind"),
@@ -16,8 +17,16 @@ COMMANDS = {
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),
-    "history": ("r3_ext.r3.history.command", "look into a sample buffer, export it, seed a new one, make it smaller"),
+    "history": ("r3_ext.r3.history.command", "look into a sample buffer, export it, seed a new one"),
 }
+
+
+def version() -> str:
+    """The one in pyproject.toml, as it was installed."""
+    try:
+        return metadata.version("r3-recipe")
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"r3-recipe {version()}")
     parser.add_argument("command", choices=COMMANDS, help="`r3 COMMAND --help` tells more")
     # Only the first word is parsed here: what follows may be hydra overrides, which argparse would misread.
     command = parser.parse_args(argv[:1]).command

@@ -24,6 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from r3_ext.data import problems as data
+from r3_ext.data import write
 
 try:
     from reasoning_gym_reward import DATASETS, PREFIX, REFUSED, compute_score, reasoning_gym
@@ -36,8 +37,8 @@ SHORT = (
 )
 MOST_DRAWS, MOST_USELESS = 20_000, 200
 """Questions of a task that are looked at (its word_ladder makes no more), and those in a row that may be of no use."""
-INFO = pa.struct([*data.SCHEMA.field("extra_info").type, ("entry", pa.string())])
-SCHEMA = data.SCHEMA.set(data.SCHEMA.get_field_index("extra_info"), pa.field("extra_info", INFO))
+INFO = pa.struct([*write.SCHEMA.field("extra_info").type, ("entry", pa.string())])
+SCHEMA = write.SCHEMA.set(write.SCHEMA.get_field_index("extra_info"), pa.field("extra_info", INFO))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def rows(task: Task, wanted: int, seed: int, counts: Counter) -> list[dict]:
 def to_row(name: str, index: int, entry: dict) -> dict | None:
     """None where the task gives no answer of its own, or one that boxed as a model is asked to is not right."""
     problem = data.Problem(entry["question"], entry["answer"], name, index)
-    row = data.to_row(problem, PREFIX + name, split="") | {"ability": "reasoning"}
+    row = write.to_row(problem, PREFIX + name, split="") | {"ability": "reasoning"}
     row["extra_info"]["entry"] = json.dumps(entry)
     try:
         is_right = compute_score(row["data_source"], f"\\boxed{{{problem.answer}}}", problem.answer, row["extra_info"])
@@ -152,7 +153,7 @@ def prepare(output_dir: Path, tasks: list[str], train_rows: int, val_rows: int, 
     report = {"tasks": tasks, "seed": seed, "reasoning_gym": version("reasoning-gym"), "counts": dict(counts)}
     for name, part in (("train", train), ("val", val)):
         path = output_dir / f"{name}.parquet"
-        data.write_table(path, pa.Table.from_pylist(part, schema=SCHEMA))
+        write.write_table(path, pa.Table.from_pylist(part, schema=SCHEMA))
         path.with_name(path.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
     return counts
 

@@ -13,12 +13,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from r3_ext.data import convert
+from r3_ext.data import convert, read
 from r3_ext.data import problems as data
 
 
 def find_in_folder(folder: Path, name: str) -> str:
-    paths = [folder / f"{name}{suffix}" for suffix in data.SUFFIXES]
+    paths = [folder / f"{name}{suffix}" for suffix in read.SUFFIXES]
     found = [path for path in paths if path.is_file()]
     if len(found) != 1:
         raise ValueError(

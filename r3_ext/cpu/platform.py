@@ -9,8 +9,8 @@ from typing import Any, ContextManager, Optional
 import psutil
 import torch
 
-from r3_ext.cpu import vllm_distribution
-from r3_ext.cpu.fork import server as forkserver
+from r3_ext.cpu.fork import environment as forks
+from r3_ext.cpu.fork import vllm_distribution
 from verl.plugin.platform import platform_manager
 from verl.plugin.platform.platform_base import PlatformBase
 
@@ -163,5 +163,5 @@ def activate() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     _accept_doubled_backend()
     _pin_nothing()
-    forkserver.use_for_spawned_processes()
+    forks.use_for_spawned_processes()
     vllm_distribution.present()

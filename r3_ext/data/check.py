@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from r3_ext.host.text import first_line, is_utf8, short
 from recipe.common.reward.truths import OWN_MANAGER, accepted_answers
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def open_rows(path: Path, wanted: Iterable[str]) -> tuple[list[str], int, Iterat
         dates = [field.name for field in file.schema_arrow if re.search("date|timestamp|duration", str(field.type))]
         chosen = [name for name in columns if name in {*wanted, *dates}]
         return columns, file.metadata.num_rows, parquet_rows(file, path, chosen)
-    from r3_ext.data.problems import read_rows
+    from r3_ext.data.read import read_rows
 
     rows = read_rows(str(path))[0]
     return sorted({column for row in rows for column in row}), len(rows), iter(rows)
@@ -112,7 +113,7 @@ def parquet_rows(file, path: Path, columns: list[str]) -> Iterator[dict]:
     """Raises ValueError with file and row where a page is damaged or a value has no like in Python."""
     import pyarrow
 
-    from r3_ext.data.problems import first_line, to_rows
+    from r3_ext.data.read import to_rows
 
     number = 0
     try:
@@ -241,13 +242,7 @@ def prompt_fault(prompt) -> tuple[str, str] | None:
 
 def is_text(value) -> bool:
     """Whether it is text with something in it that can be written as UTF-8."""
-    if not isinstance(value, str) or not value.strip():
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return is_utf8(value) and bool(value.strip())
 
 
 def path_fault(path: str) -> str | None:
@@ -266,8 +261,3 @@ def path_fault(path: str) -> str | None:
 
 def is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
-
-
-def short(value) -> str:
-    text = repr(value[:60]) if isinstance(value, str) and len(value) > 60 else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r3_ext.data import problems as data
+from r3_ext.data import read, write
 
 DEEPSCALER = "deepscaler"
 DEEPSCALER_ID = "agentica-org/DeepScaleR-Preview-Dataset"
@@ -59,7 +60,7 @@ def training_set(
     Raises:
         ValueError, OSError: a source that cannot be read or has nothing to train on.
     """
-    rows, origin = data.read_rows(source, split, revision)
+    rows, origin = read.read_rows(source, split, revision)
     exclude, counts = [str(file) for file in exclude], Counter()
     keys = data.overlap_keys(exclude)
     problems = data.clean(data.to_problems(rows, source, DEEPSCALER), counts, max_problem_chars, keys)
@@ -70,10 +71,10 @@ def training_set(
     options = {"seed": seed, "max_rows": max_rows, "val_rows": val_rows, "max_problem_chars": max_problem_chars}
     options["exclude"] = exclude
     report = {"data_source": DEEPSCALER, "origin": origin, "options": options, "counts": dict(counts)}
-    data.write_rows(output, [data.to_row(problem, DEEPSCALER, "train") for problem in parts.train], report)
+    write.write_rows(output, [write.to_row(problem, DEEPSCALER, "train") for problem in parts.train], report)
     if parts.val:
-        held_out = [data.to_row(problem, DEEPSCALER, "val") for problem in parts.val]
-        data.write_rows(val_output or output.with_name("val.parquet"), held_out, report)
+        held_out = [write.to_row(problem, DEEPSCALER, "val") for problem in parts.val]
+        write.write_rows(val_output or output.with_name("val.parquet"), held_out, report)
     return counts
 
 
@@ -84,12 +85,12 @@ def benchmark(name: str, source: str, output: Path, max_problem_chars: int | Non
     problems = data.clean(data.to_problems(rows, source, name), counts, max_problem_chars)
     counts["test"] = len(problems)
     report = {"data_source": name, "origin": origin, "counts": dict(counts)}
-    data.write_rows(output, [data.to_row(problem, name, "test") for problem in problems], report)
+    write.write_rows(output, [write.to_row(problem, name, "test") for problem in problems], report)
     return counts
 
 
 def _read_with_split(source: str) -> tuple[list[dict], dict]:
     if re.fullmatch(r"[\w./-]+:\w+", source) and not Path(source).expanduser().exists():
         name, split = source.rsplit(":", 1)
-        return data.read_rows(name, split)
-    return data.read_rows(source, "test")
+        return read.read_rows(name, split)
+    return read.read_rows(source, "test")

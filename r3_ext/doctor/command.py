@@ -1,6 +1,6 @@
 """`r3 doctor`: what would otherwise fail minutes into a run, checked before Ray starts.
 
-    r3 doctor                                    the profile gpu_8x80gb, or embedded without a GPU
+    r3 doctor                                    the largest profile that the GPUs allow, or embedded
     r3 doctor --profile gpu_4x80gb data.train_files=train.parquet
     DATA=rows.parquet MODEL=folder r3 doctor     the same files that `r3 run` would take
     r3 doctor --json                             for programs
@@ -23,8 +23,8 @@ from r3_ext.data import check as rows
 from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
-from r3_ext.doctor.gpus import check_device, check_gpus, default_profile
-from r3_ext.doctor.installation import check_packages, check_platform, check_python, installed_version
+from r3_ext.doctor.gpus import check_device, check_gpus
+from r3_ext.doctor.installation import check_packages, check_platform, check_python
 from r3_ext.doctor.machine import (
     check_compiler,
     check_cores,
@@ -38,10 +38,11 @@ from r3_ext.doctor.modes import check_mode
 from r3_ext.doctor.network import check_network
 from r3_ext.doctor.prompts import check_prompts
 from r3_ext.doctor.settings import check_config, check_values
-from r3_ext.doctor.speed import attention_override, check_attention, check_log_probs
+from r3_ext.doctor.speed import check_attention, check_log_probs
 from r3_ext.doctor.storage import check_disk, check_output
 from r3_ext.host import cluster
-from r3_ext.settings.compose import CACHE
+from r3_ext.host.hardware import installed_version
+from r3_ext.settings.choose import attention_override, default_profile
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -135,27 +136,28 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--method", default="r3", help="method to train with")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in r3_ext/settings/profile")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where `r3 run` prepares DATA and VAL_DATA")
+    parser.add_argument("--cache", type=Path, help="where `r3 run` prepares DATA and VAL_DATA")
     parser.add_argument("overrides", nargs="*", help="hydra overrides")
     return parser.parse_intermixed_args(argv)
 
 
-def examine(profile: str, method: str, overrides: list[str], cache: Path) -> list[Finding]:
+def examine(profile: str, method: str, overrides: list[str], cache: Path | None) -> list[Finding]:
     """Compose the configuration with DATA, VAL_DATA and MODEL and check it; what does not compose is a finding."""
-    from r3_ext.settings.compose import check_choice, compose_config
+    from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
     from r3_ext.settings.prepare import model_and_data
 
-    groups = [f"+profile={profile}", f"+method={method}", *attention_override(profile), *cluster.overrides()]
     findings, given = [], []
     try:
         check_choice("profile", profile)
-        check_choice("method", method)
+        groups = [*base_overrides(profile, method), *attention_override(profile), *cluster.overrides()]
         config = compose_config([*groups, *overrides])
         if wrong := check_values(config):  # told before any file is read
             return wrong
         any_truth = rows.may_be_any_truth(config)
         try:
-            given = model_and_data(profile, cache, {}, lambda text: None, overrides, build=False, any_truth=any_truth)
+            given = model_and_data(
+                profile, cache or CACHE, {}, lambda text: None, overrides, build=False, any_truth=any_truth
+            )
         except ValueError as error:
             findings = [Finding(FAIL, "data", str(error), "correct DATA, VAL_DATA or MODEL")]
         config = compose_config([*groups, *given, *overrides])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recipe.common.modes import R3_TRAINERS
+from r3_ext.recipes import R3, recipe_of_config
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,7 +29,7 @@ def is_cpu(config: DictConfig) -> bool:
 
 
 def is_r3(config: DictConfig) -> bool:
-    return config.trainer.v1.trainer_mode in R3_TRAINERS
+    return recipe_of_config(config) is R3
 
 
 def not_set(check: str, key: str) -> Finding:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
 from r3_ext.host.cluster import ADDRESS
+from r3_ext.host.hardware import GPU, list_gpus
 from recipe.common.modes import SEPARATE_ASYNC
 
 if TYPE_CHECKING:
@@ -18,57 +16,6 @@ if TYPE_CHECKING:
 
 CUDA_13_DRIVER = 580
 """First NVIDIA driver series for CUDA 13, which the pinned torch and vLLM are built for."""
-
-
-ANSWER_S = 30.0
-"""nvidia-smi waits for ever on some GPUs that have failed."""
-
-
-@dataclass(frozen=True)
-class GPU:
-    name: str
-    total: float
-    """GiB, 0 where it is not reported."""
-    used: float
-    """GiB"""
-    driver: str
-
-
-def list_gpus() -> list[GPU]:
-    """The GPUs that nvidia-smi reports and CUDA_VISIBLE_DEVICES leaves; none where there is no nvidia-smi, or it
-    does not answer."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shutil.which("nvidia-smi") is None or visible == "":
-        return []
-    query = "--query-gpu=name,memory.total,memory.used,driver_version"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", *(["-i", visible] if visible else [])]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_S)
-    except subprocess.TimeoutExpired:
-        return []
-    if result.returncode != 0:
-        return []
-    rows = [row for line in result.stdout.splitlines() if len(row := line.split(", ")) == 4]
-    # A GPU that shares the main memory reports [N/A].
-    sizes = [[int(text) / 1024 if text.isdecimal() else 0.0 for text in row[1:3]] for row in rows]
-    return [GPU(row[0], total, used, row[3]) for row, (total, used) in zip(rows, sizes, strict=True)]
-
-
-def default_profile() -> str:
-    """For this machine; R3_DEVICE=cpu says that its GPUs are not to be used.
-
-    Raises:
-        ValueError: the run is one of a cluster, of which this machine's GPUs say nothing.
-    """
-    wanted = os.environ.get("R3_DEVICE", "")
-    if wanted != "cpu" and list_gpus():
-        return "gpu_8x80gb"
-    if os.environ.get(ADDRESS) and wanted != "cpu":
-        raise ValueError(
-            f"{ADDRESS} is set and this machine has no GPU, which says nothing of the cluster's nodes: name the "
-            "profile with --profile or R3_PROFILE (gpu_2x8x80gb, for one)"
-        )
-    return "embedded"
 
 
 def check_device(config: DictConfig) -> list[Finding]:

@@ -10,28 +10,25 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding, is_cpu
+from r3_ext.host.hardware import DISTRIBUTION, installed_version
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from packaging.requirements import Requirement
 
-DISTRIBUTION = "r3-recipe"
-
 
 def requirements(extra: str) -> list[Requirement]:
-    """The pins of an extra in setup.py, as the installed distribution knows them."""
+    """What pyproject.toml asks for with an extra, as the installed distribution knows it."""
     from packaging.requirements import Requirement
 
     lines = metadata.requires(DISTRIBUTION) or []
     parsed = (Requirement(line) for line in lines)
-    return [pin for pin in parsed if pin.marker is not None and pin.marker.evaluate({"extra": extra})]
+    return [pin for pin in parsed if pin.name != DISTRIBUTION and _is_asked_for(pin, extra)]
 
 
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _is_asked_for(pin: Requirement, extra: str) -> bool:
+    """The extras cpu and gpu are made of `verl` and what only they need."""
+    return pin.marker is None or any(pin.marker.evaluate({"extra": name}) for name in (extra, "verl"))
 
 
 def check_python(config: DictConfig | None = None) -> list[Finding]:

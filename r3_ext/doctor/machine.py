@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +12,11 @@ from typing import TYPE_CHECKING
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
 from r3_ext.host.cluster import ADDRESS
+from r3_ext.host.hardware import cpu_flags, main_memory
 from r3_ext.host.units import GIB, human
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-
-def cpu_flags() -> set[str]:
-    match = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return set(match.group(1).split()) if match else set()
 
 
 def check_instructions(config: DictConfig) -> list[Finding]:
@@ -91,19 +86,6 @@ def check_home(config: DictConfig) -> list[Finding]:
     return [
         Finding(WARN, "home", f"{home} cannot be written", "set HOME; `r3 run` takes a folder in its cache instead")
     ]
-
-
-def main_memory() -> tuple[int, int]:
-    """(available, total) bytes, within the container's limit where there is one."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    available, total = memory.available, memory.total
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        total = min(total, int(text))
-        available = min(available, int(text) - int(used.read_text()))
-    return available, total
 
 
 def check_memory(config: DictConfig) -> list[Finding]:

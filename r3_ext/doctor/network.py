@@ -1,10 +1,11 @@
-"""Who can reach the sockets of a run, and whether Ray's token is where a cluster asks for it."""
+"""What a run needs from outside, who can reach its sockets, and whether Ray's token is where a cluster asks for it."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import pwd
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,35 @@ FIRST_USER = 1000
 """User ids below are the system's, by the convention of all distributions."""
 WHAT = "TransferQueue executes what is sent to its sockets, verl's vLLM server answers anybody"
 FILTER = "close its ports to others with a packet filter"
+LOCAL_LOGGERS = {"console", "file", "tensorboard"}
+"""Loggers of verl that write to this machine alone."""
+HUB_NAME = r"[\w.-]+/[\w.-]+"
+
+
+def needs(config: DictConfig) -> list[str]:
+    """What the run needs from outside of this machine, in words; and GPUs, with which this has not been tried."""
+    loggers = config.trainer.logger
+    loggers = [loggers] if isinstance(loggers, str) else loggers or []
+    found = [f"the tracker {name}" for name in loggers if name not in LOCAL_LOGGERS]
+    model = config.actor_rollout_ref.model.path
+    if re.fullmatch(HUB_NAME, model) and not os.path.isdir(model):
+        found.append(f"the model {model} from the hub")
+    files = [config.data.train_files, config.data.val_files, config.trainer.default_hdfs_dir]
+    paths = [path for entry in files if entry for path in ([entry] if isinstance(entry, str) else entry)]
+    found += [str(path) for path in [*paths, config.reward.sandbox_fusion.url] if "://" in str(path or "")]
+    return found + ([private_network.GPUS] if config.trainer.device != "cpu" else [])
+
+
+def several_machines(config: DictConfig) -> str | None:
+    """Why the run is not one of this machine alone, or None."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return f"RAY_ADDRESS={address}"
+    return f"trainer.nnodes={config.trainer.nnodes}" if config.trainer.nnodes > 1 else None
 
 
 def check_network(config: DictConfig) -> list[Finding]:
     """verl's and TransferQueue's sockets ask for no key; Ray's ask for a token."""
-    needed, cluster = private_network.needs(config), private_network.several_machines(config)
+    needed, cluster = needs(config), several_machines(config)
     try:
         obstacle = private_network.obstacle(needed, cluster)
     except ValueError as error:
@@ -31,7 +56,7 @@ def check_network(config: DictConfig) -> list[Finding]:
         return [Finding(OK, "network", "the run gets one of its own, which nobody else can reach")]
     if cluster:
         found = f"{cluster}: {WHAT}"
-        advice = "let nobody else reach the nodes: a network of their own, or a packet filter (r3_ext/README.md)"
+        advice = "let nobody else reach the nodes: a network of their own, or a packet filter (docs/security.md)"
         return [Finding(WARN, "network", found, advice), *(check_token() if os.environ.get("RAY_ADDRESS") else [])]
     reached_by = [*reaching_hosts(), *other_users()]
     if not reached_by:

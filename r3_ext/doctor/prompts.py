@@ -60,7 +60,7 @@ def length_finding(config: DictConfig, name: str, lengths: list[int], limit: int
 def reflection_room(config: DictConfig, tokenizer, prompts: list[list[dict]]) -> list[Finding]:
     """Tokens that the budget of a reflection prompt leaves for the past attempt."""
     settings = config.algorithm.r3.reflection
-    budget = settings.max_prompt_tokens or config.data.max_prompt_length
+    budget = config.data.max_prompt_length
 
     def without_attempt(prompt: list[dict]) -> list[dict]:
         template = max(settings.template, settings.template_cut_off, key=len)

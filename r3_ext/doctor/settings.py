@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from r3_ext.data.check import path_fault
-from r3_ext.doctor.finding import FAIL, OK, Finding, is_r3
+from r3_ext.doctor.finding import FAIL, OK, Finding
+from r3_ext.recipes import BASELINE, RECIPES, recipe_of_config
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,7 +39,11 @@ SHARES = (f"{ROLLOUT}.top_p", f"{ROLLOUT}.gpu_memory_utilization")
 
 
 FILES = ("data.train_files", "data.val_files")
-PATHS = ("actor_rollout_ref.model.path", "trainer.default_local_dir", "algorithm.r3.history.path")
+PATHS = (
+    "actor_rollout_ref.model.path",
+    "trainer.default_local_dir",
+    *(key for r in RECIPES.values() for key in r.files),
+)
 TEXTS = (*PATHS, "data.prompt_key", "trainer.device", "trainer.v1.trainer_mode", "reward.reward_manager.name")
 """Neither null nor a list: verl and the doctor open a file, or look up a name, under them."""
 SECTIONS_OR_NULL = ("reward.reward_kwargs",)
@@ -61,14 +66,25 @@ def tree(config: DictConfig) -> dict[str, object]:
 
 
 @lru_cache(maxsize=4)
-def known_values(engine: str) -> dict[str, object]:
+def known_values(engine: str, method: str) -> dict[str, object]:
     """What verl's and the recipe's own files hold: their types are the types of the settings.
 
     engine: verl's `model_engine`, a choice of files: each has settings of its own.
     """
     from r3_ext.settings.compose import compose_config  # imports hydra, without which the doctor says so
 
-    return tree(compose_config([f"model_engine={engine}"]))
+    return tree(compose_config([f"+method={method}", f"model_engine={engine}"]))
+
+
+def method_like(config: DictConfig) -> str:
+    """A method of the recipe whose trainer these settings name.
+
+    Of a trainer of nobody's, such as verl's own: one of the recipe whose section they hold, else of the baselines.
+    """
+    from omegaconf import OmegaConf
+
+    holders = (r for r in RECIPES.values() if r.node and OmegaConf.select(config, r.node) is not None)
+    return (recipe_of_config(config) or next(holders, BASELINE)).methods[0]
 
 
 def wrong_values(config: DictConfig) -> list[str]:
@@ -77,7 +93,7 @@ def wrong_values(config: DictConfig) -> list[str]:
     Each as "<full key> must <rule>, got <value>".
     """
     given = tree(config)
-    return list(wrong_in(given, known_values(given.get("model_engine"))))
+    return list(wrong_in(given, known_values(given.get("model_engine"), method_like(config))))
 
 
 def wrong_in(given: dict, known: dict, prefix: str = "") -> Iterator[str]:
@@ -146,18 +162,18 @@ def registers_elsewhere(config: DictConfig) -> bool:
     """Whether modules that only the workers import may bring names which nobody knows here."""
     from omegaconf import OmegaConf
 
-    from recipe.r3.r3_config import MODULES
+    from recipe.common.config.verl_rules import MODULES
 
     modules = str(OmegaConf.select(config, MODULES) or "").split(",")
-    return any(module and not module.startswith(("recipe.r3.", "r3_ext.")) for module in modules)
+    return any(module and not module.startswith(("recipe.", "r3_ext.")) for module in modules)
 
 
 def check_reward(config: DictConfig) -> None:
     """Build what every reward worker builds of its settings. Raises ValueError with the full key."""
     from omegaconf import OmegaConf
 
+    from recipe.common.config.verl_rules import check_reward_manager
     from recipe.common.reward.manager import R3RewardManager, RewardConfig
-    from recipe.r3.r3_config import check_reward_manager
     from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 
     check_reward_manager(config)
@@ -209,15 +225,14 @@ def check_config(config: DictConfig) -> list[Finding]:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from recipe.r3.r3_config import validate_r3_config
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            if is_r3(config):
-                validate_r3_config(config)
+            if recipe := recipe_of_config(config):
+                recipe.validate(config)
             check_reward(config)
             if not registers_elsewhere(config):
                 get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)

@@ -5,40 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
-from r3_ext.doctor.installation import installed_version
+from r3_ext.host.hardware import installed_version
 from r3_ext.host.units import GIB
+from r3_ext.settings.choose import ATTENTION, FLASH, HUB_KERNEL, KERNELS, PLAIN, WAYS, flash_package, kernels_fault
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-FLASH, PLAIN = "flash_attention_2", "sdpa"
-KERNELS = "kernels>=0.12,<0.13"
-"""What the pinned transformers asks for; with 0.17 its import fails."""
-HUB_KERNEL = "kernels-community/flash-attn2"
-"""What transformers takes for flash_attention_2 from the Hugging Face hub where flash-attn is missing."""
-WAYS = f'pip install "{KERNELS}" ({HUB_KERNEL} comes from the hub), or compile flash-attn (examples/install.sh)'
-
-
-def attention_override(profile: str) -> list[str]:
-    """What a run on this machine begins with, before its own overrides: flash_attention_2 where it is installed."""
-    return [f"{ATTENTION}={FLASH}"] if profile != "embedded" and flash_package() else []
-
-
-def flash_package() -> str | None:
-    """The installed package that flash_attention_2 comes from; flash-attn goes before kernels."""
-    if installed_version("flash-attn"):
-        return "flash-attn"
-    return "kernels" if installed_version("kernels") and not kernels_fault() else None
-
-
-def kernels_fault() -> str | None:
-    """Why transformers cannot use the installed kernels, or None."""
-    from packaging.requirements import Requirement
-
-    version = installed_version("kernels")
-    fits = version is None or Requirement(KERNELS).specifier.contains(version, prereleases=True)
-    return None if fits else f"kernels {version}, transformers needs {KERNELS}"
 
 
 def check_attention(config: DictConfig) -> list[Finding]:

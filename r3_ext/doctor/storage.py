@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3
 from r3_ext.doctor.model_files import model_architecture
 from r3_ext.host.units import GIB, human
+from r3_ext.recipes import recipe_of_config
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,9 +23,11 @@ def existing_parent(path: Path) -> Path:
 
 
 def check_output(config: DictConfig) -> list[Finding]:
+    from omegaconf import OmegaConf
+
     folders = {"trainer.default_local_dir": Path(config.trainer.default_local_dir)}
-    if is_r3(config):
-        folders["algorithm.r3.history.path"] = Path(config.algorithm.r3.history.path).parent
+    if recipe := recipe_of_config(config):
+        folders |= {key: Path(OmegaConf.select(config, key)).parent for key in recipe.files}
     for key, folder in folders.items():
         parent = existing_parent(folder)
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):

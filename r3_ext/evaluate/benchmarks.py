@@ -5,7 +5,6 @@ The hash is a sha256 over problems and reference answers in their order, so a pa
 (`025` and `25`, see `r3_ext.data.problems.normal_form`) do not count; another word, answer, row or order does.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -13,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r3_ext.data import problems as data
+from r3_ext.data import read
 from r3_ext.evaluate import EvaluationError, checked
+from r3_ext.host.files import sha256
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,15 @@ class Benchmark:
 
 def content_hash(problems: list[data.Problem]) -> str:
     """sha256, 64 hex digits, over one JSON line per problem."""
-    digest = hashlib.sha256()
-    for problem in problems:
-        row = [" ".join(problem.text.split()), data.normal_form(problem.answer)]
-        digest.update(json.dumps(row).encode() + b"\n")
-    return digest.hexdigest()
+    rows = ([" ".join(problem.text.split()), data.normal_form(problem.answer)] for problem in problems)
+    return sha256(*(json.dumps(row) + "\n" for row in rows))
 
 
 def read_problems(file: Path, name: str) -> tuple[list[data.Problem], Counter]:
     """Problems of a file, raw or in verl's format, cleaned by the rules of problems.py, and what these dropped."""
     counts = Counter()
     try:
-        rows = data.read_rows(str(file))[0]
+        rows = read.read_rows(str(file))[0]
         checked.require_one_answer(rows, file)
         problems = data.clean(data.to_problems(rows, str(file), name), counts)
     except (ValueError, OSError) as error:
@@ -103,7 +101,7 @@ def _known(name: str, folder: Path) -> Benchmark:
             f"--benchmarks: {name} is unknown, expected one of {', '.join(KNOWN)}, or NAME=FILE for a file of your own"
         )
     known = KNOWN[name]
-    found = [file for suffix in data.SUFFIXES if (file := folder / f"{known.file}{suffix}").is_file()]
+    found = [file for suffix in read.SUFFIXES if (file := folder / f"{known.file}{suffix}").is_file()]
     if not found:
         raise EvaluationError(
             f"benchmark {name}: no {known.file}.parquet, .jsonl or .json in {folder}; name the folder with --data, or "

@@ -5,27 +5,13 @@ from pathlib import Path
 
 from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError
+from r3_ext.host.text import short
 
 MOST_TOKENS = 1 << 31
 
 
-def is_text(value) -> bool:
-    """Whether a value is text that can be written; JSON may hold halves of characters, which cannot."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def is_count(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS
-
-
-def shown(value) -> str:
-    return repr(value)[:80]
 
 
 def problems_of(rows: list[dict], file: Path) -> list[data.Problem]:
@@ -39,8 +25,6 @@ def problems_of(rows: list[dict], file: Path) -> list[data.Problem]:
         for name, text in (("problem", problem.text), ("answer", problem.answer)):
             if not text:
                 raise EvaluationError(f"{file}, row {problem.index}: {name} must not be empty")
-            if not is_text(text):
-                raise EvaluationError(f"{file}, row {problem.index}: {name} must be text in UTF-8, got {shown(text)}")
     return problems
 
 
@@ -48,13 +32,13 @@ def _require_contract(row: dict, where: str) -> None:
     prompt, reward = row["prompt"], row["reward_model"]
     turns = isinstance(prompt, list) and prompt and all(isinstance(turn, dict) for turn in prompt)
     if not turns or not isinstance(prompt[-1].get("content"), str):
-        raise EvaluationError(f"{where}: prompt must be a list of turns with role and content, got {shown(prompt)}")
+        raise EvaluationError(f"{where}: prompt must be a list of turns with role and content, got {short(prompt)}")
     if not isinstance(reward, dict) or "ground_truth" not in reward:
-        raise EvaluationError(f"{where}: reward_model must have a ground_truth, got {shown(reward)}")
+        raise EvaluationError(f"{where}: reward_model must have a ground_truth, got {short(reward)}")
     if not isinstance(row.get("data_source"), str):
-        raise EvaluationError(f"{where}: data_source must be text, got {shown(row.get('data_source'))}")
+        raise EvaluationError(f"{where}: data_source must be text, got {short(row.get('data_source'))}")
     if not isinstance(row.get("extra_info") or {}, dict):
-        raise EvaluationError(f"{where}: extra_info must be an object, got {shown(row['extra_info'])}")
+        raise EvaluationError(f"{where}: extra_info must be an object, got {short(row['extra_info'])}")
 
 
 def require_one_answer(rows: list[dict], file: Path) -> None:
@@ -64,7 +48,7 @@ def require_one_answer(rows: list[dict], file: Path) -> None:
         truth = reward.get("ground_truth") if isinstance(reward, dict) else None
         if isinstance(truth, list) and len({data.normal_form(str(value)) for value in truth}) > 1:
             raise EvaluationError(
-                f"{file}, row {index}: any of the answers {shown(truth)} is right, and an evaluation grades against "
+                f"{file}, row {index}: any of the answers {short(truth)} is right, and an evaluation grades against "
                 "one alone, as a training's validation does not; leave one in a copy of the file, or leave the row out"
             )
 
@@ -74,8 +58,8 @@ def responses_of(row: dict, where: str) -> list[dict]:
     texts, tokens = row.get("responses", row.get("response")), row.get("response_tokens")
     texts = [texts] if isinstance(texts, str) else texts
     tokens = tokens if isinstance(tokens, list) or tokens is None else [tokens]
-    if not isinstance(texts, list) or not texts or not all(map(is_text, texts)):
-        raise EvaluationError(f"{where}: responses must be a list of texts, or response a text, got {shown(texts)}")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise EvaluationError(f"{where}: responses must be a list of texts, or response a text, got {short(texts)}")
     if tokens is not None and len(tokens) != len(texts):
         raise EvaluationError(f"{where}: response_tokens must have one number per response, got {len(tokens)}")
     lengths = [_length(value, where) for value in tokens or [None] * len(texts)]
@@ -87,7 +71,7 @@ def _length(value, where: str) -> int | None:
         return None
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     if not is_count(number):
-        raise EvaluationError(f"{where}: response_tokens must be whole numbers from 0 to 2^31 - 1, got {shown(value)}")
+        raise EvaluationError(f"{where}: response_tokens must be whole numbers from 0 to 2^31 - 1, got {short(value)}")
     return number
 
 
@@ -106,7 +90,7 @@ def require_plan(plan: object, file: Path, form: int) -> None:
     }
     for key, holds in rules.items():
         if not holds:
-            raise EvaluationError(f"{file}: {key} is not that of a plan, got {shown(plan.get(key))}; put a copy back")
+            raise EvaluationError(f"{file}: {key} is not that of a plan, got {short(plan.get(key))}; put a copy back")
 
 
 def require_problems(rows: list[dict], names: Iterable[str], file: Path) -> None:
@@ -128,7 +112,7 @@ def require_generations(rows: list[dict], begin: int, problems: dict, file: Path
             raise EvaluationError(f"{where}: the plan has no problem {key[1]} of benchmark {key[0]}; delete the file")
         if row.get("query_id") != problems[key]["query_id"]:
             raise EvaluationError(
-                f"{where}: is of query {shown(row.get('query_id'))}, not of {problems[key]['query_id']}"
+                f"{where}: is of query {short(row.get('query_id'))}, not of {problems[key]['query_id']}"
             )
         if not is_count(row.get("sample")) or not isinstance(row.get("response"), str):
             raise EvaluationError(f"{where}: sample must be a number and response a text; delete the file")

@@ -25,11 +25,15 @@ from rich.console import Console
 
 from r3_ext.evaluate import EvaluationError, benchmarks, compare, generate, hard, plan, results, score
 from r3_ext.host import private_network, supervise
+from r3_ext.host.files import write_text
+from r3_ext.host.hardware import list_gpus
 from r3_ext.record.console import RunDisplay
-from r3_ext.run import command as launch
+from r3_ext.record.failure import error_lines
+from r3_ext.run.environment import environment
+from r3_ext.settings import compose
 
 DATA_VARIABLE = "R3_BENCHMARKS"
-EMBEDDED = launch.OWN_CONFIG / "profile" / f"{launch.EMBEDDED}.yaml"
+EMBEDDED = compose.OWN_CONFIG / "profile" / f"{compose.EMBEDDED}.yaml"
 ENGINE_KEYS = ("dtype", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
 """Settings of the embedded profile's rollouts that hold for an evaluation as well."""
 
@@ -86,8 +90,7 @@ def engine_args(given: list[str], on_gpu: bool) -> dict:
 
 def visible_gpus() -> list[str]:
     """Ids of the GPUs that this process may use."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = launch.gpu_count()
+    chosen, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(list_gpus())
     return [str(gpu) for gpu in range(count)] if chosen is None else [g for g in chosen.split(",") if g and count]
 
 
@@ -152,7 +155,7 @@ def answer(
         command = private_network.wrap(command, needed)
     except ValueError as error:
         raise EvaluationError(str(error)) from error
-    plan.write_text(folder / "environment.json", json.dumps(launch.environment(asked), indent=2) + "\n")
+    write_text(folder / "environment.json", json.dumps(environment(asked), indent=2) + "\n")
     return generate_missing(folder, command, total, ranks, bool(gpus), console)
 
 
@@ -212,7 +215,7 @@ def explain(log: Path, code: int, console: Console) -> None:
     """The sentence of an error that the process explained itself, else the lines of its log that name one."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     sentences = [line for line in lines if line.startswith("error: ")]
-    text = sentences[-1] if code == 2 and sentences else "".join(launch.error_lines(log))
+    text = sentences[-1] if code == 2 and sentences else "".join(error_lines(log))
     if code != 2:
         text += f"error: generation ended with exit code {code}, see {log}; what is finished is kept"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -275,8 +278,8 @@ def compare_command(argv: list[str], console: Console, say: Callable) -> int:
     say(found["interval"])
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        plan.write_text(args.out / "compare.json", json.dumps(found, indent=1) + "\n")
-        plan.write_text(args.out / "compare.md", compare.markdown(found))
+        write_text(args.out / "compare.json", json.dumps(found, indent=1) + "\n")
+        write_text(args.out / "compare.md", compare.markdown(found))
     return 0
 
 

@@ -7,7 +7,6 @@ Benchmarks are paired by what is in them: two files of the same problems compare
 whatever order their rows are. A file of answers stands for the folder that `r3 eval score` made of it.
 """
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate.results import MACRO, METHOD, Measured, macro, measure, number, seed_of, with_interval
 from r3_ext.evaluate.score import Scores, read_scores
+from r3_ext.host.files import sha256
 from recipe.common.validation import LEVEL
 
 
@@ -46,7 +46,7 @@ def folder_of(path: Path) -> Path:
     folder = path.with_name(path.name + ".eval")
     if not (folder / "scores.parquet").is_file():
         raise EvaluationError(f"{path} is not scored yet; run `r3 eval score {path}` first")
-    if plan.read_plan(folder)["model"]["fingerprint"] != hashlib.sha256(path.read_bytes()).hexdigest():
+    if plan.read_plan(folder)["model"]["fingerprint"] != sha256(path):
         raise EvaluationError(f"{path} was changed since it was scored; delete {folder} and run `r3 eval score {path}`")
     return folder
 

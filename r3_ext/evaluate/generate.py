@@ -18,9 +18,10 @@ import time
 import traceback
 from pathlib import Path
 
-from r3_ext.cpu import vllm_distribution
+from r3_ext.cpu.fork import vllm_distribution
 from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, plan
+from r3_ext.host.files import write_text
 
 PR_SET_PDEATHSIG = 1
 PART_ROWS = 256
@@ -54,7 +55,7 @@ class PartWriter:
     def tell(self) -> None:
         self.told = time.monotonic()
         progress = {"finished": self.finished, "tokens": self.tokens}
-        plan.write_text(progress_file(self.folder, self.rank), json.dumps(progress))
+        write_text(progress_file(self.folder, self.rank), json.dumps(progress))
 
     def flush(self) -> None:
         self.flushed = time.monotonic()

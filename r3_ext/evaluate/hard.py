@@ -16,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from r3_ext.data import problems as data
+from r3_ext.data.write import to_row, write_rows
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate.results import METHOD, measure, number, seed_of, with_interval
 from r3_ext.evaluate.score import Scores, read_scores
+from r3_ext.host.files import write_text
 from recipe.common.validation import pass_at_k, powers_of_two
 
 ATTEMPTS = 16
@@ -124,13 +126,13 @@ def write_problems(base: Path, found: dict, out: Path) -> list[Path]:
         problems = [data.Problem(row["problem"], row["answer"], name, row["index"]) for row in rows]
         if problems:
             files.append(out / f"hard_{name}.parquet")
-            data.write_rows(files[-1], [data.to_row(problem, f"hard_{name}", "test") for problem in problems])
+            write_rows(files[-1], [to_row(problem, f"hard_{name}", "test") for problem in problems])
     return files
 
 
 def write(found: dict, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    plan.write_text(out / "hard.json", json.dumps(found, indent=1) + "\n")
+    write_text(out / "hard.json", json.dumps(found, indent=1) + "\n")
 
 
 def tables(found: dict) -> list[Table]:

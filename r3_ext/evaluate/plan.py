@@ -11,9 +11,7 @@ A folder goes on only under the plan it was begun with. Every file appears compl
 
 import dataclasses
 import fcntl
-import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ import pyarrow.parquet as pq
 
 from r3_ext.evaluate import EvaluationError, checked
 from r3_ext.evaluate.benchmarks import Benchmark
+from r3_ext.host.files import replacing, sha256, write_text
 
 FORMAT = 1
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -87,7 +86,7 @@ class Request(NamedTuple):
 
 def request_seed(seed: int, query_id: str, sample: int) -> int:
     """63 bits that depend on nothing else: not on n, on other problems, or on where an evaluation was interrupted."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{query_id}/{sample}".encode()).digest()[:8], "big") >> 1
+    return int(sha256(f"{seed}/{query_id}/{sample}")[:16], 16) >> 1
 
 
 def requests(problems: list[dict], sampling: Sampling) -> list[Request]:
@@ -125,13 +124,8 @@ def model_folder(model: str) -> Path:
 
 def fingerprint(folder: Path) -> str:
     """sha256 over names and contents of the model's files."""
-    digest = hashlib.sha256()
-    for file in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern) if file.is_file()}):
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with open(file, "rb") as content:
-            while block := content.read(1 << 24):
-                digest.update(block)
-    return digest.hexdigest()
+    files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern) if file.is_file()})
+    return sha256(*(part for file in files for part in (f"{file.name}\0{file.stat().st_size}\0", file)))
 
 
 def make_plan(model: dict, benchmarks: list[Benchmark], sampling: Sampling | None) -> dict:
@@ -166,7 +160,7 @@ def begin(folder: Path, plan: dict, problems: list[dict], prompts: Prompts | Non
     """
     if prompts is not None:
         rows = [{"benchmark": name, "index": i, "token_ids": ids} for (name, i), ids in prompts.items()]
-        plan = plan | {"prompts": hashlib.sha256(json.dumps(rows).encode()).hexdigest()}
+        plan = plan | {"prompts": sha256(json.dumps(rows))}
     if (folder / "plan.json").exists():
         there, asked = _facts(read_plan(folder)), _facts(plan)
         differing = [key for key in {**there, **asked} if there.get(key) != asked.get(key)]
@@ -239,15 +233,8 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def write_table(file: Path, rows: list[dict], schema: pa.Schema) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial, compression="zstd")
-    os.replace(partial, file)
-
-
-def write_text(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, file)
+    with replacing(file) as partial:
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial, compression="zstd")
 
 
 @contextmanager

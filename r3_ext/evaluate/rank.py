@@ -16,6 +16,7 @@ import torch
 
 from r3_ext.evaluate import EvaluationError, generate, plan
 from r3_ext.evaluate.score import SCORE
+from r3_ext.host.files import write_text
 from recipe.common.validation import interval
 from recipe.r3.core_algos import structural_entropy_ranking_reward
 
@@ -120,5 +121,5 @@ def foresight(groups: list[dict], seed: int = 0) -> dict:
 
 def write(folder: Path, found: dict) -> Path:
     file = folder / f"rank_{found['limit']}.json"
-    plan.write_text(file, json.dumps(found, indent=1) + "\n")
+    write_text(file, json.dumps(found, indent=1) + "\n")
     return file

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from r3_ext.evaluate import plan
 from r3_ext.evaluate.score import Scores, read_scores
+from r3_ext.host.files import write_text
 from recipe.common.validation import LEVEL, RESAMPLES, bootstrap, maj_at_n, pass_at_k, percentiles, powers_of_two
 
 SEED = 0
@@ -117,8 +118,8 @@ def results(folder: Path) -> dict:
 
 def write_results(folder: Path) -> dict:
     found = results(folder)
-    plan.write_text(folder / "results.json", json.dumps(found, indent=1) + "\n")
-    plan.write_text(folder / "results.md", markdown(found))
+    write_text(folder / "results.json", json.dumps(found, indent=1) + "\n")
+    write_text(folder / "results.md", markdown(found))
     return found
 
 

@@ -21,7 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from r3_ext.data import problems as data
+from r3_ext.data import read
 from r3_ext.evaluate import EvaluationError, benchmarks, checked, plan
+from r3_ext.host.files import write_text
 from recipe.common.reward.math.answer_text import final_answer, normalize
 from recipe.common.reward.math.pool import grade
 
@@ -92,7 +94,7 @@ def grade_folder(folder: Path, tick=lambda rows: None, judge: Callable | None = 
     plan.write_table(folder / "scores.parquet", scores, SCORE)
     names = ("benchmark", "index", "reference", "answer", "grader")
     lines = [{**dict(zip(names, key, strict=True)), "answers": n} for key, n in sorted(disagreements.items(), key=str)]
-    plan.write_text(folder / "disagreements.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    write_text(folder / "disagreements.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _score(row: dict, reference: str, answer: str | None, verdict: bool | None) -> dict:
@@ -188,7 +190,7 @@ def _scores(table: pa.Table) -> Scores:
 def read_responses(file: Path) -> tuple[dict, list[dict], list[dict]]:
     """Plan, problems and generations of a file of answers that were generated elsewhere."""
     try:
-        rows, origin = data.read_rows(str(file))
+        rows, origin = read.read_rows(str(file))
         problems = checked.problems_of(rows, file)
     except (ValueError, OSError, RecursionError, pa.ArrowException) as error:
         raise EvaluationError(f"{file}: {str(error).removeprefix(str(file)).lstrip(':, ')}") from error

@@ -169,8 +169,7 @@ def probe(paths: list[str]) -> dict:
     """What this machine has, and which of the paths are there."""
     from importlib import metadata
 
-    from r3_ext.doctor.gpus import list_gpus
-    from r3_ext.doctor.machine import main_memory
+    from r3_ext.host.hardware import list_gpus, main_memory
 
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that asks for none
     versions = {}

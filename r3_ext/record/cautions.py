@@ -1,5 +1,6 @@
 """What a run of the embedded profile on the user's own rows shows, and what not: said before any of its figures."""
 
+from r3_ext.recipes import BASELINE, RECIPES
 from r3_ext.settings.prepare import EMBEDDED, MODEL, TRAIN, VAL, named_by
 
 
@@ -14,7 +15,8 @@ def what_it_shows(arguments: dict) -> str:
     is_own = {TRAIN: "DATA" in sources or TRAIN in named, VAL: "VAL_DATA" in sources or VAL in named}
     if options.get("profile") != EMBEDDED or "MODEL" in sources or MODEL in named or not any(is_own.values()):
         return ""
-    trained = "R^3's mechanisms" if str(options.get("method")).startswith("r3") else "the training"
+    own = next((recipe for recipe in RECIPES.values() if options.get("method") in recipe.methods), BASELINE)
+    trained = "the training" if own is BASELINE else f"{own.title}'s mechanisms"
     if "DATA" not in sources:
         known = "knows the arithmetic that is generated here and nothing else, so what it scores on your rows"
         end = "."

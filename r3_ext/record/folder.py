@@ -6,7 +6,6 @@ end: seconds, exit code). A start without an end was killed.
 
 import difflib
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -14,6 +13,8 @@ import tempfile
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+
+from r3_ext.host.files import json_lines, sha256
 
 STARTS = "starts.jsonl"
 STOPPED, INTERRUPTED = 75, 130
@@ -51,18 +52,10 @@ def read_starts(folder: Path) -> list[dict]:
     file = folder / STARTS
     if not file.is_file():
         return []
-    lines = []
-    text = file.read_text(errors="replace")
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
-            if number == len(text.splitlines()) and not text.endswith("\n"):
-                break  # the line being written when the machine stopped
-            raise ValueError(f"{file}, line {number}: not a line of a run's record of its starts") from None
-        if not _is_event(entry) or (not lines and entry["event"] != "start"):
+    lines = json_lines(file)
+    for number, entry in enumerate(lines, start=1):
+        if not _is_event(entry) or (number == 1 and entry["event"] != "start"):
             raise ValueError(f"{file}, line {number}: not a line of a run's record of its starts")
-        lines.append(entry)
     return lines
 
 
@@ -185,12 +178,11 @@ def missing(outputs: Path, run: str) -> str:
 def digest(path: str) -> str | None:
     """sha256 of a file, or of what stands in a folder, of large files their ends; None where there is neither."""
     place = Path(path)
-    sha = hashlib.sha256()
-    for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-        if file.is_file():
-            sha.update(f"{file.relative_to(place)} {file.stat().st_size}".encode())
-            sha.update(_ends(file) if place.is_dir() else file.read_bytes())
-    return sha.hexdigest() if place.exists() else None
+    if not place.is_dir():
+        return sha256(f". {place.stat().st_size}", place) if place.exists() else None
+    files = [file for file in sorted(place.rglob("*")) if file.is_file()]
+    names = (f"{file.relative_to(place)} {file.stat().st_size}" for file in files)
+    return sha256(*(part for name, file in zip(names, files, strict=True) for part in (name, _ends(file))))
 
 
 def _ends(file: Path, most: int = 2**20) -> bytes:

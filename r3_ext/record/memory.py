@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from r3_ext.doctor.gpus import list_gpus
+from r3_ext.host.hardware import list_gpus
 from r3_ext.host.units import GIB
 from r3_ext.record.summary import read_metrics
 

@@ -1,10 +1,10 @@
 """metrics.jsonl of a run: verl's rows as they come, and what becomes of those that a resumed run trains again."""
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
+from r3_ext.host.files import json_line, replacing
 from r3_ext.record.console import RunDisplay
 from r3_ext.record.summary import CUT, read_metrics, validation_accuracy
 
@@ -36,9 +36,8 @@ class MetricsFile:
         if moved:
             with open(cut, "ab") as file:
                 file.writelines(line.rstrip(b"\n") + b"\n" for line in moved)
-        partial = self.target.with_suffix(".partial")
-        partial.write_bytes(b"".join(kept))
-        os.replace(partial, self.target)
+        with replacing(self.target) as partial:
+            partial.write_bytes(b"".join(kept))
 
     def poll(self) -> None:
         if not self.source.exists():
@@ -75,6 +74,6 @@ def split(file: Path, step: int) -> tuple[list[bytes], list[bytes]]:
 def _step_of(line: bytes) -> float:
     """NaN for a line that was torn or damaged."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return float(json_line(line)["step"])
+    except (ValueError, TypeError, KeyError, OverflowError):
         return float("nan")

@@ -1,40 +1,28 @@
 """summary.json of a run, computed from the rows of its metrics.jsonl alone."""
 
-import json
 import math
+from itertools import takewhile
 from pathlib import Path
 from statistics import mean, median
+
+from r3_ext.host.files import json_lines
 
 CUT = "metrics_cut.jsonl"
 """Rows of steps that a resumed run trained again."""
 NO_SCORE = "the grader was late, or the reward function failed"
 """Why an answer has no score, and counts as wrong."""
 GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
+ALL_GROUPS = (*GROUPS, "no_signal", "split")
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Rows of a metrics.jsonl, one dict per logged step with its `step`; a torn last line is left out."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            # Only the line being written when a run dies can be torn.
-            break
-    return rows
+    """Rows of a metrics.jsonl, one dict per logged step with its `step`; what follows a damaged line is left out."""
+    return list(takewhile(lambda row: row is not None, json_lines(path)))
 
 
 def read_cut(path: Path) -> list[dict]:
     """Rows of a metrics_cut.jsonl; lines that were damaged when they were moved there are left out."""
-    rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-    return [row for row in rows if isinstance(row, dict)]
+    return [row for row in json_lines(path) if isinstance(row, dict)]
 
 
 def validation_accuracy(row: dict) -> float | None:
@@ -79,7 +67,6 @@ def over_starts(starts: list[dict], cut: list[dict]) -> dict:
 def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -> dict:
     """The summary of a run.
 
-    `reward.first` and `reward.last` are means over the first and last tenth of the steps (at least one step).
     verl's own trainers (trainer_mode=sync) log no groups; their tokens and rows follow from the batch size, `n` and the
     mean response length, and do not include what dynamic sampling threw away.
 
@@ -89,9 +76,6 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         seconds_total: wall clock of the whole command, over all its starts.
     """
     steps = [row for row in rows if "training/global_step" in row]
-    accuracies = [value for row in rows if (value := validation_accuracy(row)) is not None]
-    window = max(1, len(steps) // 10)
-    rewards = [reward_of(row) for row in steps]
 
     def is_logged(key: str) -> bool:
         return bool(steps) and key in steps[-1]
@@ -107,10 +91,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         "generated_tokens": int(sum(generated_tokens(row, batch_size * n) for row in steps)),
         "trained_rows": fresh_rows + total("replay/rows") + total("reflection/rows"),
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
-        "groups": {
-            name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None
-            for name in (*GROUPS, "no_signal", "split")
-        },
+        "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
         "replayed_rows": total("replay/rows"),
         "reflection": {
             "prompts": total("reflection/prompts"),
@@ -119,17 +100,26 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         },
         "reward_errors": total("reward/errors"),
         "val_reward_errors": int(sum(row.get("val/reward_errors", 0) for row in rows)),
-        "reward": {
-            "first": round(mean(rewards[:window]), 4) if rewards else None,
-            "last": round(mean(rewards[-window:]), 4) if rewards else None,
-            "window_steps": window,
-        },
-        "val": {
-            "first": round(accuracies[0], 4) if accuracies else None,
-            "last": round(accuracies[-1], 4) if accuracies else None,
-        },
+        "reward": _rewards(steps),
+        "val": _accuracies(rows),
         "seconds": {
             "total": round(seconds_total, 1),
             "per_step_median": round(median(row["timing_s/step"] for row in steps), 2) if steps else None,
         },
     }
+
+
+def _rewards(steps: list[dict]) -> dict:
+    """Means over the first and last tenth of the steps, at least one step."""
+    window, rewards = max(1, len(steps) // 10), [reward_of(row) for row in steps]
+    return {
+        "first": round(mean(rewards[:window]), 4) if rewards else None,
+        "last": round(mean(rewards[-window:]), 4) if rewards else None,
+        "window_steps": window,
+    }
+
+
+def _accuracies(rows: list[dict]) -> dict:
+    """Of the first and the last validation."""
+    found = [value for row in rows if (value := validation_accuracy(row)) is not None]
+    return {"first": round(found[0], 4) if found else None, "last": round(found[-1], 4) if found else None}

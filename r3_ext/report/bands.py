@@ -53,18 +53,23 @@ def thin(y_N: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     return np.array(sorted(kept))
 
 
-def interval(values_SN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over S >= 2 seeds, and the ends of its interval, each (N,).
+def t_interval(values_SN: np.ndarray, level: float = 0.05) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over S >= 2 values and the ends of its t-interval, mean +- t s / sqrt(S), each (N,), or scalars from (S,).
 
-    The interval is the 95 % t-interval of the mean, mean +- t s / sqrt(S) with the sample standard deviation s; for
-    two seeds, where t is 12.7, it is their minimum and maximum.
+    The interval misses the true mean with probability `level`; s is the sample standard deviation. scipy's own is NaN
+    or warns where all values are alike, and this one has no width.
     """
     mean_N = values_SN.mean(axis=0)
-    if len(values_SN) == 2:
-        return mean_N, values_SN.min(axis=0), values_SN.max(axis=0)
-    t = stats.t.ppf(0.975, len(values_SN) - 1)
+    t = stats.t.ppf(1 - level / 2, len(values_SN) - 1)
     half_N = t * values_SN.std(axis=0, ddof=1) / np.sqrt(len(values_SN))
     return mean_N, mean_N - half_N, mean_N + half_N
+
+
+def interval(values_SN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over S >= 2 seeds, and the ends of its 95 % t-interval, each (N,); of two, where t is 12.7, their range."""
+    if len(values_SN) == 2:
+        return values_SN.mean(axis=0), values_SN.min(axis=0), values_SN.max(axis=0)
+    return t_interval(values_SN)
 
 
 def common_grid(x_S: list[np.ndarray], most: int = 2000) -> np.ndarray:

@@ -12,9 +12,9 @@ import json
 import math
 import os
 import sys
-import tempfile
 from pathlib import Path
 
+from r3_ext.host.files import write_text
 from r3_ext.report.runs import ReportError, Run, arms_of, clean, find_folders, load_run
 
 PAGE = "report.html"
@@ -140,7 +140,7 @@ def write(
         folder = path.parent / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         # First the page, which says whose the figures are.
-        _replace(path, html)
+        write_text(path, html)
         for key in figures.KEYS:
             # A figure of an earlier report that this one lacks would look like a part of it.
             (folder / f"{key}.png").unlink(missing_ok=True)
@@ -150,14 +150,6 @@ def write(
     except OSError as error:
         raise ReportError(f"the report cannot be written: {clean(error, 300)}") from None
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write all or nothing: a browser may have the page open."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
 
 
 def main(argv: list[str]) -> int:

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, ScalarFormatter
 
 from r3_ext.report.bands import limits, thin
-from r3_ext.report.figures import Curve, Panel, Section
+from r3_ext.report.panels import Curve, Panel, Section
 
 COLORS = {
     **{f"s{i}": color for i, color in enumerate(

@@ -3,130 +3,36 @@
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 
 from r3_ext.record.summary import reward_of
-from r3_ext.report.bands import Band, seed_band, thin
-from r3_ext.report.runs import Arm, Reader, Row, Run, clean
+from r3_ext.report.bands import Band, seed_band
+from r3_ext.report.panels import X_LABEL, Curve, Key, Lines, Panel, Section, add_lines, add_stacks, color_of
+from r3_ext.report.readers import (
+    ACCURACY,
+    LENGTH,
+    OFF_POLICY,
+    PROMPTS,
+    RESCUED,
+    SAMPLE_SIZE,
+    SECONDS,
+    TAILS,
+    TOTAL,
+    TRANSFER,
+    TRUNCATED,
+    WAITING,
+    get,
+    ledger,
+    mean_of,
+    share,
+    validation_reader,
+)
+from r3_ext.report.runs import Arm, Row, clean
 
-X_LABEL = {"step": "training step", "tokens": "generated tokens"}
 MOST_BENCHMARKS = 12
 PHASES = 5
-Layers = tuple[tuple[str, str], ...]
-"""Name and color of the layers of a stack, from the bottom."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    name: str
-    color: str
-    band: Band
-    dashed: bool = False
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One small plot of `curves`, of layers (name, color, y (N,)) stacked over `stack_x`, or of `marks`.
-
-    `marks` are x positions by row and color, on an axis over `x_span`; `styles` says what is solid and what dashed;
-    `floor` starts y at 0.
-    """
-
-    title: str
-    unit: str
-    x_label: str
-    curves: tuple[Curve, ...] = ()
-    stack_x: np.ndarray | None = None
-    layers: tuple[tuple[str, str, np.ndarray], ...] = ()
-    marks: tuple[tuple[str, tuple[tuple[str, np.ndarray], ...]], ...] = ()
-    x_ticks: tuple[tuple[float, str], ...] | None = None
-    x_span: tuple[float, float] | None = None
-    styles: tuple[str, ...] = ()
-    log_y: bool = False
-    floor: bool = True
-
-
-@dataclass(frozen=True)
-class Key:
-    """A legend entry; shape is line or area."""
-
-    shape: str
-    color: str
-    label: str
-
-
-@dataclass
-class Section:
-    key: str
-    title: str
-    caption: str
-    panels: list[Panel] = field(default_factory=list)
-    legend: list[Key] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Lines:
-    """A panel with a line per arm and reader; a second reader is dashed, and `styles` names the two."""
-
-    title: str
-    unit: str
-    readers: tuple[Reader, ...]
-    styles: tuple[str, ...] = ()
-    log_y: bool = False
-    floor: bool = True
-
-
-def get(*keys: str) -> Reader:
-    """Reader of the first of these keys that a row has."""
-    return lambda row: next((row[key] for key in keys if key in row), None)
-
-
-def mean_of(ending: str) -> Reader:
-    """Reader of the mean of val/BENCHMARK/`ending` over the benchmarks."""
-
-    def read(row: Row) -> float | None:
-        values = [value for key, value in row.items() if key.startswith("val/") and key.endswith(ending)]
-        return sum(values) / len(values) if values else None
-
-    return read
-
-
-def dead(row: Row) -> float | None:
-    """Groups that are all correct or all wrong."""
-    if "groups/all_correct" not in row or "groups/all_wrong" not in row:
-        return None
-    return row["groups/all_correct"] + row["groups/all_wrong"]
-
-
-def share(part: Reader, whole: Reader) -> Reader:
-    """Reader of part / whole; None where the whole is 0."""
-    return lambda row: None if part(row) is None or not whole(row) else part(row) / whole(row)
-
-
-def ledger(row: Row) -> list[float] | None:
-    """Mixed, rescued by replay, by ranking alone, left all wrong, left all right: adds up to groups/total."""
-    names = ("groups/mixed", "groups/rescued_by_replay", "groups/still_dead", "groups/still_wrong")
-    if dead(row) is None or any(name not in row for name in names):
-        return None
-    mixed, replayed, left, wrong = (row[name] for name in names)
-    # groups/ranked counts groups that replay rescued as well.
-    return [mixed, replayed, dead(row) - left - replayed, wrong, left - wrong]
-
-
-def rescued_wrong(row: Row) -> float | None:
-    """All wrong groups that got a signal back, by replay, ranking or both."""
-    parts = ledger(row)
-    return parts and row["groups/all_wrong"] - parts[3]
-
-
-def rescued_right(row: Row) -> float | None:
-    """The same of all right groups: none with `replay.outcome=correct`."""
-    parts = ledger(row)
-    return parts and row["groups/all_correct"] - parts[4]
 
 
 LEDGER = (
@@ -143,14 +49,6 @@ TOKENS = (
     ("replayed, not generated", "l2"),
 )
 TOKEN_KEYS = ("fresh/tokens", "reflection/tokens", "generated/discarded_tokens", "replay/tokens")
-TOTAL = get("groups/total")
-TRUNCATED = get("fresh/truncated/mean", "response_length/clip_ratio")
-LENGTH = get("response_length/mean", "fresh/response_length/mean")
-ACCURACY = get("fresh/acc/mean")
-SECONDS = get("timing_s/step")
-DEAD_SHARE = share(dead, TOTAL)
-RESCUED = share(rescued_wrong, get("groups/all_wrong")), share(rescued_right, get("groups/all_correct"))
-
 DYNAMICS = (
     Lines("Solve-all", "share of groups", (share(get("groups/all_correct"), TOTAL),)),
     Lines("Solve-none", "share of groups", (share(get("groups/all_wrong"), TOTAL),)),
@@ -158,7 +56,6 @@ DYNAMICS = (
     Lines("Policy entropy", "nats per token", (get("actor/entropy"),)),
 )
 GROUPS = (Lines("Dead groups rescued", "share of their kind", RESCUED, ("all wrong", "all right")),)
-WAITING = get("groups/outstanding"), get("reflection/groups/outstanding")
 IN_FLIGHT = (Lines("Groups in flight or waiting", "after a step's last batch", WAITING, ("plain", "reflection")),)
 """Of the asynchronous modes."""
 LENGTHS = (
@@ -170,9 +67,6 @@ LENGTHS = (
     Lines("Right answers, validation", "tokens", (mean_of("/tokens/correct"),)),
     Lines("Wrong answers, validation", "tokens", (mean_of("/tokens/wrong"),)),
 )
-TAILS = get("replay/ratio/p99"), get("replay/ratio/p01")
-OFF_POLICY = get("replay/ratio/above_2"), get("replay/ratio/below_0.5")
-SAMPLE_SIZE = get("replay/ess/all"), get("replay/ess/rows")
 REPLAY = (
     Lines("Replayed rows", "rows per step", (get("replay/rows"),)),
     Lines("Age of replayed rows", "steps, mean", (get("replay/age/mean"),)),
@@ -181,93 +75,12 @@ REPLAY = (
     Lines("Effective sample size", "share", SAMPLE_SIZE, ("over tokens", "over rows")),
     Lines("KL(stored || current)", "nats per token", (get("replay/kl/all"),), floor=False),
 )
-PROMPTS = get("reflection/prompts"), get("reflection/solved")
-TRANSFER = get("reflection/transfer/after"), get("reflection/transfer/before")
 REFLECTION = (
     Lines("Reflection prompts", "per step", PROMPTS, ("asked", "solved")),
     Lines("Correct under reflection", "share of answers", (get("reflection/acc/mean"),)),
     Lines("Transfer to the plain prompt", "share correct", TRANSFER, ("since the first reflection", "before")),
     Lines("Problems behind the transfer", "per step", (get("reflection/transfer/queries"),)),
 )
-
-
-def color_of(index: int) -> str:
-    return f"s{index % 8}"
-
-
-def add_lines(section: Section, arms: list[Arm], specs: tuple[Lines, ...], by: str) -> None:
-    """Add the panels for which some arm has values; note what is missing."""
-    missing: dict[str, list[str]] = {}
-    for spec in specs:
-        curves, without = [], []
-        for index, arm in enumerate(arms):
-            bands = [seed_band([run.points(read, by) for run in arm.runs]) for read in spec.readers]
-            found = [Curve(arm.label, color_of(index), b, dashed=n > 0) for n, b in enumerate(bands) if b is not None]
-            curves += found
-            without += [] if found else [arm.label]
-        if curves:
-            options = {"styles": spec.styles, "log_y": spec.log_y, "floor": spec.floor}
-            section.panels.append(Panel(spec.title, spec.unit, X_LABEL[by], tuple(curves), **options))
-        if without:
-            missing.setdefault("any run" if len(without) == len(arms) else ", ".join(without), []).append(spec.title)
-    if section.panels:
-        for who, titles in missing.items():
-            what = "" if len(titles) == len(specs) else f": {', '.join(titles)}"
-            section.notes.append(f"Not logged by {who}{what}.")
-
-
-def stack_panel(arm: Arm, title: str, unit: str, by: str, read: Callable, layers: Layers) -> Panel | None:
-    """An arm's stacked layers, means over its runs; None without values.
-
-    Smoothing, interpolation and means are linear: the layers keep adding up.
-
-    Args:
-        read: a row's values of all layers, or None.
-        layers: as many names and colors.
-    """
-    readers = [lambda row, i=i: None if read(row) is None else read(row)[i] for i in range(len(layers))]
-    bands = [seed_band([run.points(reader, by) for run in arm.runs]) for reader in readers]
-    if any(band is None for band in bands):
-        return None
-    kept = thin(np.sum([band.y for band in bands], axis=0))
-    stacked = tuple((name, color, band.y[kept]) for (name, color), band in zip(layers, bands, strict=True))
-    return Panel(title, unit, X_LABEL[by], stack_x=bands[0].x[kept], layers=stacked)
-
-
-def add_stacks(
-    section: Section,
-    arms: list[Arm],
-    title: str,
-    unit: str,
-    by: str,
-    read: Callable,
-    layers: Layers,
-) -> None:
-    """Add one stacked panel per arm that has values, as stack_panel makes them."""
-    titles = [f"{title}, {arm.label}" if len(arms) > 1 else title for arm in arms]
-    panels = [stack_panel(arm, name, unit, by, read, layers) for arm, name in zip(arms, titles, strict=True)]
-    section.panels += [panel for panel in panels if panel is not None]
-    without = [arm.label for arm, panel in zip(arms, panels, strict=True) if panel is None]
-    if len(without) < len(arms):
-        section.legend += [Key("area", color, name) for name, color in layers]
-        section.notes += [f"{title}: not logged by {', '.join(without)}."] if without and not section.notes else []
-
-
-def validation_reader(source: str) -> Reader:
-    """Pass@1 of a benchmark; verl's mean over its attempts where that is all there is."""
-    own, verl = f"val/{source}/pass@1", f"val-core/{source}/acc/mean@"
-    return lambda row: row[own] if own in row else next((row[key] for key in row if key.startswith(verl)), None)
-
-
-def mean_pass_at_1(run: Run) -> Reader:
-    """Mean of Pass@1 over the benchmarks of a run, on rows that have all of them."""
-    readers = [validation_reader(source) for source in run.benchmarks]
-
-    def read(row: Row) -> float | None:
-        values = [reader(row) for reader in readers]
-        return sum(values) / len(values) if values and None not in values else None
-
-    return read
 
 
 def validation_band(arm: Arm, source: str, by: str) -> Band | None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from r3_ext.record.summary import reward_of
 from r3_ext.report.bands import interval
-from r3_ext.report.figures import (
+from r3_ext.report.figures import alarm_names, validation_band
+from r3_ext.report.readers import (
     ACCURACY,
     DEAD_SHARE,
     LENGTH,
@@ -19,10 +20,8 @@ from r3_ext.report.figures import (
     TAILS,
     TRANSFER,
     TRUNCATED,
-    alarm_names,
     get,
     mean_pass_at_1,
-    validation_band,
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
 

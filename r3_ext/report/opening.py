@@ -11,8 +11,8 @@ import numpy as np
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import INTERRUPTED, STOPPED
 from r3_ext.record.summary import NO_SCORE
-from r3_ext.report.figures import TOTAL, TRUNCATED, dead, get, mean_pass_at_1
 from r3_ext.report.findings import ACCURACY_RISE, change, percent, total
+from r3_ext.report.readers import TOTAL, TRUNCATED, dead, get, mean_pass_at_1
 from r3_ext.report.runs import Arm, Run, clean
 
 FINISHED, RUNNING, UNKNOWN = "finished", "is still running", "was trained"
@@ -332,7 +332,7 @@ def compare(arms: list[Arm]) -> str:
     seeds = min(len(arm.runs) for arm in arms)
     if seeds < ENOUGH_SEEDS:
         few = f"with {count(seeds, 'run')} in an arm a difference cannot be told from chance"
-        return f"add runs with other seeds, `algorithm.r3.seed={seeds}` and so on: {few}"
+        return f"add runs with other seeds, `data.seed={seeds}` and so on: {few}"
     last = {arm.label: ends[1] for arm in arms if (ends := accuracies(arm))}
     ours, others = (
         [arm.label for arm in arms if arm.label in last and is_r3(arm.runs[0]) is flag] for flag in (True, False)

@@ -9,9 +9,9 @@ from rich.progress import track
 
 from r3_ext.report.bands import FENCE, MOST_POINTS, SMOOTH_FROM
 from r3_ext.report.draw import panel_svg
-from r3_ext.report.figures import Section, color_of
 from r3_ext.report.findings import details, facts, findings, headline
 from r3_ext.report.opening import cautions, opening
+from r3_ext.report.panels import Section, color_of
 from r3_ext.report.runs import Arm
 
 TITLE = "R³ training report"

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from r3_ext.host.text import in_one_line
+from r3_ext.recipes import BASELINE, recipe_of_trainer
 from r3_ext.record.folder import is_held, read_starts
 from r3_ext.record.summary import read_metrics
 from r3_ext.report.bands import Points
-from recipe.common.modes import R3_TRAINERS
 
 BOUND = 1e30
 """Values beyond are drawn as this, so that sums and squares of them stay finite."""
@@ -37,7 +38,7 @@ class ReportError(Exception):
 
 def clean(value: object, most: int = 120) -> str:
     """Text from a file as one short printable line: XML and terminals choke on control characters."""
-    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)[: most + 1])
+    text = in_one_line(str(value)[: most + 1], "\N{REPLACEMENT CHARACTER}")
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -78,8 +79,9 @@ class Run:
         """r3, dapo or grpo by the resolved config; the experiment's folder where there is none."""
         if not self.config:
             return clean(self.folder.parent.name)
-        if self.config.get("trainer.v1.trainer_mode") in R3_TRAINERS:
-            return "r3"
+        recipe = recipe_of_trainer(self.config.get("trainer.v1.trainer_mode"))
+        if recipe and recipe is not BASELINE:
+            return recipe.name
         return "dapo" if self.config.get("algorithm.filter_groups.enable") is True else "grpo"
 
     @property

@@ -8,6 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from r3_ext.recipes import RECIPES, recipe_of, renewed, told_gone
 from r3_ext.settings.compose import flat, parse_override
 from r3_ext.settings.prepare import VARIABLES
 
@@ -16,12 +17,12 @@ FREE = re.compile(
     r"rollout_data_dir|validation_data_dir|max_actor_ckpt_to_keep|max_critic_ckpt_to_keep|"
     r"project_name|experiment_name)|"
     r"actor_rollout_ref\.rollout\.trace\.\w+|"
-    r"algorithm\.r3\.(rows_folder|warn_after_steps|stall_timeout_s)|"
     r"(ray_kwargs|global_profiler)\..*|"
     r"--(until-tokens|wandb|private|cache)|DATA|VAL_DATA|MODEL"
 )
-"""What may change in mid-run: how long it goes on and what it writes down. DATA, VAL_DATA and MODEL are
-compared by what comes of them."""
+"""What may change in mid-run, beside `Recipe.free`: how long it goes on and what it writes down. DATA, VAL_DATA and
+MODEL are compared by what comes of them."""
+TARGET = "._target_"
 ONCE = ("trainer.resume_mode", "trainer.resume_from_path")
 """Settings of a single start: from which checkpoint it goes on."""
 PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
@@ -46,12 +47,31 @@ def merged(stored: dict, given: dict) -> dict:
     named = {_key(text) for text in given["overrides"]}
     sources = {name: value for name, value in stored["sources"].items() if SOURCES[name] not in named}
     sourced = {SOURCES[name] for name in given["sources"]}
-    overrides = [text for text in stored["overrides"] if _key(text) not in sourced]
+    options = stored["options"] | given["options"]
+    others = _sections_of_others(options["method"])
+    overrides = [text for text in map(_as_now, stored["overrides"]) if text and _key(text) not in sourced]
+    overrides = [text for text in overrides if not _key(text).startswith(others)]
     return {
-        "options": stored["options"] | given["options"],
+        "options": options,
         "sources": sources | given["sources"],
         "overrides": _joined(overrides, given["overrides"]),
     }
+
+
+def _sections_of_others(method: str) -> tuple[str, ...]:
+    """Beginnings of the keys that are another recipe's: a run that changes its method leaves them behind."""
+    own = recipe_of(method).node
+    return tuple(f"{recipe.node}." for recipe in RECIPES.values() if recipe.node and recipe.node != own)
+
+
+def _as_now(override: str) -> str | None:
+    """A stored override in today's names; None where its key is gone and changed nothing."""
+    parsed = parse_override(override)
+    if told_gone(parsed.key_or_group) is None or parsed.is_delete():
+        return override
+    for key, _ in renewed({parsed.key_or_group: parsed.value()}).items():
+        return override.replace(parsed.key_or_group, key, 1)
+    return None
 
 
 def _joined(old: list[str], new: list[str]) -> list[str]:
@@ -72,28 +92,37 @@ def without_once(overrides: list[str]) -> list[str]:
 
 
 def stored_settings(folder: Path) -> dict[str, object]:
-    """The settings of a run's last start by dotted key, from its config.yaml.
+    """The settings of a run's last start by dotted key, from its config.yaml; old ones under today's names.
 
     Raises:
         ValueError: there is none, or it cannot be read.
     """
     file = folder / "config.yaml"
     try:
-        return flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+        return renewed(flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False)))
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         first = str(error).split("\n")[0]
         raise ValueError(f"{file} cannot be read ({first}): the run cannot go on with its settings") from None
 
 
 def between(old: dict[str, object], new: dict[str, object]) -> Changes:
-    """The settings that differ; one that there is not counts as None."""
-    keys = [key for key in {**old, **new} if key not in ONCE]
+    """The settings that differ; one that there is not counts as None.
+
+    The section of another recipe is no setting of this run: those of a baseline once held R^3's, which nothing read.
+    Where the class of a section lies is none either.
+    """
+    sections = [f"{recipe.node}." for recipe in RECIPES.values() if recipe.node]
+    others = tuple(section for section in sections if not any(key.startswith(section) for key in new))
+    keys = [
+        key for key in {**old, **new} if key not in ONCE and not key.startswith(others) and not key.endswith(TARGET)
+    ]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
 def bound(changes: Changes) -> Changes:
     """Those that make the run another one."""
-    return {key: values for key, values in changes.items() if not FREE.fullmatch(key)}
+    free = {key for recipe in RECIPES.values() for key in recipe.free}
+    return {key: values for key, values in changes.items() if key not in free and not FREE.fullmatch(key)}
 
 
 def is_longer(changes: Changes) -> bool:

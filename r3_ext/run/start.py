@@ -9,14 +9,24 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from r3_ext.doctor.speed import ATTENTION, attention_override
 from r3_ext.host import private_network
+from r3_ext.recipes import DEFAULT_METHOD, recipe_of
 from r3_ext.record.folder import append, check_name, claim, digest, find, is_run, missing, read_starts
 from r3_ext.record.metrics_file import split
 from r3_ext.record.summary import CUT
 from r3_ext.run import changes as changing
 from r3_ext.run.changes import Changes
-from r3_ext.settings.compose import HYDRA, OWN_CONFIG, ROOT, check_choice, parse_override, quoted, resolved
+from r3_ext.settings.choose import ATTENTION, attention_override
+from r3_ext.settings.compose import (
+    CACHE,
+    HYDRA,
+    OWN_CONFIG,
+    base_overrides,
+    check_choice,
+    parse_override,
+    quoted,
+    resolved,
+)
 from r3_ext.settings.prepare import EMBEDDED
 from r3_ext.tiny import world
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
@@ -83,8 +93,8 @@ class Start:
 
     def compose(self, overrides: list[str]) -> list[str]:
         """All overrides of the start, these between its method and its own."""
-        groups = [f"+profile={self.profile}", f"+method={self.method}", *self._mode()]
-        return [*groups, *self._attention(), *overrides, *self.overrides]
+        base = [*base_overrides(self.profile, self.method), *self._mode()]
+        return [*base, *self._attention(), *overrides, *self.overrides]
 
     def _mode(self) -> list[str]:
         """A profile may need more than others for a mode."""
@@ -92,8 +102,8 @@ class Start:
             return []
         own = f"{self.profile}_{self.mode}"
         name = own if (OWN_CONFIG / "mode" / f"{own}.yaml").is_file() else self.mode
-        family = "r3" if self.method.startswith("r3") else "baseline"
-        return [f"+mode={name}", f"trainer.v1.trainer_mode={trainer_name(family, self.mode)}"]
+        trainer = trainer_name(recipe_of(self.method).name, self.mode)
+        return [f"+mode={name}", f"trainer.v1.trainer_mode={trainer}"]
 
     def _attention(self) -> list[str]:
         """By what is installed at the first start; a later one keeps it."""
@@ -227,11 +237,11 @@ def _new(args: argparse.Namespace, given: dict, default_profile: Callable[[], st
     if args.change:
         raise ValueError("--change is for a run that there is already; leave it out")
     defaults = {name: None for name in changing.OPTIONS} | {
-        "method": "r3",
+        "method": DEFAULT_METHOD,
         "mode": SYNC,
         "profile": given["options"].get("profile") or os.environ.get("R3_PROFILE") or default_profile(),
         "wandb": False,
-        "cache": str(ROOT / ".cache"),
+        "cache": str(CACHE),
     }
     options = defaults | given["options"]
     experiment = args.experiment or f"{trainer_name(options['method'], options['mode'])}_{options['profile']}"

@@ -1,6 +1,7 @@
 """The settings of a run: composed as the training command will see them, flat for comparison, quoted for hydra."""
 
 import difflib
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,21 +13,28 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from r3_ext.recipes import DEFAULT_METHOD, RECIPES, Recipe, methods, recipe_of, told_gone
+
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE_CONFIG = ROOT / "recipe" / "r3" / "config"
-COMMON_CONFIG = ROOT / "recipe" / "common" / "config"
-OWN_CONFIG = ROOT / "r3_ext" / "settings"
-CACHE = ROOT / ".cache"
+OWN_CONFIG = Path(__file__).resolve().parent
+"""Where the profiles and modes lie."""
+IS_CHECKOUT = (ROOT / "examples" / "install.sh").is_file()
+"""False where the packages were installed from a wheel: ROOT is site-packages then, which is not ours to write to."""
+USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+CACHE = ROOT / ".cache" if IS_CHECKOUT else USER_CACHE / "r3-recipe"
 
 
+EMBEDDED = "embedded"
+"""The profile without a GPU."""
+MODULES = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
+PLATFORM = "r3_ext.cpu.plugin"
 HYDRA = re.compile(r"[+~]*hydra[./]")
 """hydra's own settings: they are for the command."""
 
 
 def choices(group: str) -> list[str]:
-    """The files of a group of settings: `profile`, `mode` or `method`."""
-    folders = (RECIPE_CONFIG, COMMON_CONFIG, OWN_CONFIG)
-    return sorted(path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
+    """The files of a group of settings: `profile` or `mode`; of `method`, what the recipes have."""
+    return methods() if group == "method" else sorted(path.stem for path in (OWN_CONFIG / group).glob("*.yaml"))
 
 
 def check_choice(group: str, name: str) -> None:
@@ -60,30 +68,50 @@ def quoted(value: str | Path) -> str:
 
 
 def searchpath() -> str:
-    """The override that tells hydra where verl's configuration and the profiles lie.
+    """The override that tells hydra where verl's configuration, the recipes' and the profiles lie.
 
     verl's part is read from its files: hydra would import verl for `pkg://verl.trainer.config`, which is slow.
     """
     verl_config = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config"
-    folders = ",".join(quoted(f"file://{folder}") for folder in (verl_config, COMMON_CONFIG, OWN_CONFIG))
-    return f"hydra.searchpath=[{folders}]"
+    folders = (verl_config, *(recipe.folder for recipe in RECIPES.values()), OWN_CONFIG)
+    return f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in folders)}]"
+
+
+def method_of(overrides: list[str]) -> str:
+    """The method that overrides name."""
+    return next((text.partition("=")[2] for text in overrides if text.startswith("+method=")), DEFAULT_METHOD)
+
+
+def base_overrides(profile: str, method: str) -> list[str]:
+    """What every run with that profile and method begins with."""
+    groups = [f"+profile={profile}", f"+method={method}"]
+    if profile != EMBEDDED:
+        return groups
+    # verl imports these before it looks for platform plugins, and a recipe needs the platform to be there.
+    modules = ",".join((PLATFORM, *recipe_of(method).modules))
+    return [*groups, f"{MODULES}={quoted(modules)}"]
 
 
 def compose_config(overrides: list[str]) -> DictConfig:
     """The config that the training command will see.
 
     Raises:
-        ValueError: an override that hydra cannot read, or that sets what there is not.
+        ValueError: an override that hydra cannot read, or that sets what there is not; a method that there is not.
     """
     settings = [override for override in overrides if not HYDRA.match(override)]
+    recipe = recipe_of(method_of(settings))
     try:
-        with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
-            return compose("r3_trainer", overrides=[searchpath(), *settings])
+        return _composed(recipe, settings)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ValueError(_sentence(error, settings)) from error
+        raise ValueError(_sentence(error, recipe, settings)) from error
 
 
-def _sentence(error: Exception, overrides: list[str]) -> str:
+def _composed(recipe: Recipe, settings: list[str]) -> DictConfig:
+    with initialize_config_dir(str(recipe.folder), version_base=None):
+        return compose(recipe.base, overrides=[searchpath(), *settings])
+
+
+def _sentence(error: Exception, recipe: Recipe, overrides: list[str]) -> str:
     """What is wrong with the overrides: the first one that hydra cannot read, or the key that there is not."""
     for text in overrides:
         if not parse_override(text).key_or_group:
@@ -94,16 +122,16 @@ def _sentence(error: Exception, overrides: list[str]) -> str:
     if cause is None:
         return first
     key = parse_override(cause).key_or_group
-    near = difflib.get_close_matches(key, _known_keys(overrides, key), n=1, cutoff=0.6)
+    if sentence := told_gone(key):
+        return sentence
+    near = difflib.get_close_matches(key, _known_keys(recipe, overrides, key), n=1, cutoff=0.6)
     return f"there is no setting {key}" + (f"; the nearest one is {near[0]}" if near else "; see --help")
 
 
-def _known_keys(overrides: list[str], wrong: str) -> list[str]:
+def _known_keys(recipe: Recipe, overrides: list[str], wrong: str) -> list[str]:
     """The keys of the settings without those overrides that change a value."""
     kept = [text for text in overrides if parse_override(text).type != OverrideType.CHANGE]
-    with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
-        config = compose("r3_trainer", overrides=[searchpath(), *kept])
-    keys = flat(OmegaConf.to_container(config, resolve=False))
+    keys = flat(OmegaConf.to_container(_composed(recipe, kept), resolve=False))
     # A whole section may be meant: algorithm.r3.replay for algorithm.r3.repaly.
     sections = {key.rsplit(".", depth)[0] for key in keys for depth in (1, 2)}
     return sorted({*keys, *sections})

@@ -4,15 +4,15 @@ Rows in verl's format are trained on as they are, from the file that was given w
 or question, and answer) are converted. Everything that a user can get wrong raises ValueError with a sentence.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from r3_ext.data import check as rows
-from r3_ext.data import convert
+from r3_ext.data import convert, read, write
 from r3_ext.data import problems as data
+from r3_ext.host.files import replacing, sha256
 from r3_ext.settings.compose import quoted
 from r3_ext.tiny.world import World
 
@@ -164,15 +164,13 @@ def model(source: str) -> str:
 def fetched(cache: Path, source: str, say) -> str:
     """A local path; a data set on the hub, given as NAME or NAME:SPLIT, is put into the cache as it is."""
     name, _, split = source.partition(":")
-    if Path(source).expanduser().exists() or data.local_files(name if split else source) is not None:
+    if Path(source).expanduser().exists() or read.local_files(name if split else source) is not None:
         return source
     output = cache / "hub" / f"{source.replace('/', '--').replace(':', '--')}.parquet"
     if not output.exists():
         say(f"fetching {source} from the Hugging Face hub")
-        rows_of_hub = data.load_from_hub(name, split or "train")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        rows_of_hub.to_parquet(f"{output}.partial")
-        os.replace(f"{output}.partial", output)
+        with replacing(output) as partial:
+            read.load_from_hub(name, split or "train").to_parquet(str(partial))
     return str(output)
 
 
@@ -186,8 +184,8 @@ def check_files(source: str, any_truth: bool) -> None:
 
     Raises ValueError with file, row and column.
     """
-    files = data.local_files(source)
-    formats = {data.is_verl(data.columns_of(file)) for file in files}
+    files = read.local_files(source)
+    formats = {read.is_verl(read.columns_of(file)) for file in files}
     if len(formats) > 1:
         raise ValueError(f"{source}: some files are in verl's format and some are not; keep them in two folders")
     for file in files if True in formats else ():
@@ -204,12 +202,12 @@ def check_files(source: str, any_truth: bool) -> None:
 
 
 def is_verl(files: list[Path]) -> bool:
-    return data.is_verl(data.columns_of(files[0]))
+    return read.is_verl(read.columns_of(files[0]))
 
 
 def training_files(cache: Path, source: str, excluded: list[str], say) -> list[Path]:
     """Files to train on without the problems of the files in `excluded`; see the module's docstring."""
-    files = data.local_files(source)
+    files = read.local_files(source)
     folder = cache / f"{{}}-{digest([source, *excluded])}"
     if is_verl(files):
         keys = data.overlap_keys(excluded)
@@ -224,7 +222,7 @@ def training_files(cache: Path, source: str, excluded: list[str], say) -> list[P
 
 def validation_files(cache: Path, source: str, say) -> list[Path]:
     """The same for VAL_DATA, from which no problem of a benchmark is left out and whose order is kept."""
-    files = data.local_files(source)
+    files = read.local_files(source)
     if is_verl(files):
         return [unchanged(file, cache / f"rows-{digest([source])}", frozenset(), say) for file in files]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(source).stem) or "val"
@@ -250,20 +248,16 @@ def unchanged(file: Path, folder: Path, keys: frozenset[str], say) -> Path:
         return file.absolute()
     output = folder / f"{file.stem}.parquet"
     if not output.exists():
-        table = data.to_table(file)
-        data.write_table(output, table.filter(kept) if dropped else table)
+        table = read.to_table(file)
+        write.write_table(output, table.filter(kept) if dropped else table)
     return output
 
 
 def digest(sources: Iterable[str]) -> str:
     """16 hex digits of what the files, folders and names on the hub hold; a name stands for itself."""
-    sha = hashlib.sha256()
-    for source in sources:
-        path = Path(source).expanduser()
-        files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-        for file in files:
-            sha.update(file.read_bytes() if file.is_file() else str(file).encode())
-    return sha.hexdigest()[:16]
+    paths = [Path(source).expanduser() for source in sources]
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    return sha256(*(file if file.is_file() else str(file) for file in files if not file.is_dir()))[:16]
 
 
 def override(key: str, value: str | list[Path], cache: Path) -> str:
@@ -278,7 +272,7 @@ def literal(path: str, cache: Path) -> str:
     if not READ_AS_PATTERN.search(str(file)):
         return str(file)
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", file.name)
-    link = cache.absolute() / "links" / f"{hashlib.sha256(str(file).encode()).hexdigest()[:16]}-{name}"
+    link = cache.absolute() / "links" / f"{sha256(str(file))[:16]}-{name}"
     if READ_AS_PATTERN.search(str(link)):
         raise ValueError(f"{link.parent}: the cache must not hold * ? [ ] {{ }} $ \\ or :: in its path; set --cache")
     link.parent.mkdir(parents=True, exist_ok=True)

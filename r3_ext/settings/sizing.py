@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from r3_ext.host.units import GIB
-from r3_ext.settings.compose import OWN_CONFIG, compose_config
-from recipe.common.modes import R3_TRAINERS
+from r3_ext.recipes import recipe_of_config
+from r3_ext.settings.compose import OWN_CONFIG, base_overrides, compose_config
 
 USABLE_GIB = {80: 79.0, 40: 39.0, 24: 22.5}
 """Memory that nvidia-smi shows for cards sold with so many GB, rounded down (24: L4 and A10, the smallest)."""
@@ -141,6 +141,12 @@ class Plan:
         return max(self.update, self.rollout) <= self.memory and self.cache_tokens > 0
 
 
+def extra_prompts(config: DictConfig) -> int:
+    """Most prompts of a step besides those of the data."""
+    recipe = recipe_of_config(config)
+    return recipe.extra_prompts(config) if recipe else 0
+
+
 def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
     """The plan of a composed config on GPUs with `memory` GiB each."""
     actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
@@ -152,8 +158,7 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
     vllm, split = rollout.gpu_memory_utilization * memory, rollout.tensor_model_parallel_size
     vllm_weights = 2 * parameters / split / GIB
     rows = data.train_batch_size * rollout.n
-    if config.trainer.v1.trainer_mode in R3_TRAINERS and config.algorithm.r3.reflection.enable:
-        rows += int(data.train_batch_size * config.algorithm.r3.reflection.max_fraction) * rollout.n
+    rows += extra_prompts(config) * rollout.n
     return Plan(
         memory=memory,
         weights=4 * on_gpu,
@@ -238,7 +243,7 @@ def gpu_profiles() -> list[str]:
 
 def profile_plan(profile: str) -> tuple[Plan, Architecture]:
     """Plan of a profile; the memory of a GPU is in its name."""
-    config = compose_config([f"+profile={profile}", "+method=r3"])
+    config = compose_config(base_overrides(profile, "r3"))
     architecture = ARCHITECTURES[config.actor_rollout_ref.model.path]
     memory = USABLE_GIB[int(re.search(r"x(\d+)gb", profile).group(1))]
     return plan(config, architecture, memory), architecture

@@ -1,7 +1,7 @@
 """The arms of a study: what is compared, each as a method of `r3 run` and overrides.
 
 All arms share model, data, reward, profile and budget of generated tokens. The length bonus belongs to the reward and
-is on for every arm but one.
+is on for every arm.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,19 @@ class Arm:
     overrides: tuple[str, ...] = ()
     embedded: tuple[str, ...] = ()
     """Overrides on the embedded profile only."""
+    ended: str = ""
+    """Commit at which it was run last: what it needs is no part of R^3 any more. Records of it can be read."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Its overrides.
+
+        Raises:
+            ValueError: it has ended.
+        """
+        if self.ended:
+            raise ValueError(f"the arm {self.title!r} has ended: it can be trained at commit {self.ended} only")
+        return self.overrides
 
 
 def _only(*kept: str) -> tuple[str, ...]:
@@ -53,18 +66,12 @@ ARMS = {
     "failures": Arm("R^3, every row trained, failures replayed only", "r3", _replay(trains="all", outcome="wrong")),
     "next_epoch": Arm("R^3, only stored answers replayed", "r3", _replay(same_step="False")),
     "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
-    "wrong_content": Arm("+CCR with answers to other problems", "r3", (*_only("ccr"), *_replay(other_queries="True"))),
+    "wrong_content": Arm("+CCR with answers to other problems", "r3", ended="cde174c"),
     "serr_literal": Arm(
         "+SERR, literally",
         "r3",
         (*_only("serr"), "algorithm.r3.ranking.norm_by_std=True", "algorithm.r3.ranking.finished_reward=zero"),
     ),
-    "r3_no_bonus": Arm("R^3 without the length bonus", "r3", ("reward.reward_kwargs.length_bonus=False",)),
-    "k_4": Arm("R^3, k = 4", "r3", _replay(k="4")),
-    "alpha_2": Arm("R^3, alpha = 2", "r3", _replay(alpha="2")),
-    "tau_0.5": Arm("R^3, tau = 0.5", "r3", ("algorithm.r3.reflection.threshold=0.5",)),
-    "p_0.05": Arm("R^3, p = 0.05", "r3", ("algorithm.r3.ranking.top_ratio=0.05",)),
-    "own_prompt": Arm("R^3, replay under the same prompt only", "r3", _replay(reflected_to_plain="False")),
 }
 
 
@@ -73,7 +80,7 @@ def title(arm: str) -> str:
     return ARMS[arm].title if arm in ARMS else arm
 
 
-DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3", "r3_no_bonus", "wrong_content")
+DEFAULT = ("grpo", "dapo", "ccr", "isr", "serr", "r3")
 EMBEDDED = (
     # Two steps an epoch: replay and reflection have a history after the first.
     "data.train_max_samples=32",

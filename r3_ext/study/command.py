@@ -11,7 +11,9 @@ embedded profile a seed is a world of its own: model, facts, problems. It ends a
 generated tokens. Cells that are complete are skipped, one that SIGTERM ended goes on (the study then exits with 75),
 others start anew: call it again after an interruption.
 OUT/curves.csv and ledger.csv are the record of the complete ones: their run folders may be deleted, or the two files
-and study.json taken to another machine to go on there. Everything after the options is a hydra override for every cell.
+and study.json taken to another machine to go on there. A plan has both in OUT, too, for all of its experiments: from
+them alone --summarise makes tables, figures and verdicts again.
+Everything after the options is a hydra override for every cell.
 """
 
 import argparse
@@ -19,39 +21,28 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shutil
-import signal
-import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from r3_ext.data.check import may_be_any_truth
-from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_values
-from r3_ext.host import supervise
-from r3_ext.record.folder import claim, held, is_run, read_starts
-from r3_ext.record.summary import read_metrics
-from r3_ext.run.command import EMBEDDED as EMBEDDED_PROFILE
-from r3_ext.run.command import ROOT, STOPPED
-from r3_ext.settings.compose import check_choice, compose_config
-from r3_ext.settings.prepare import VARIABLES, model_and_data
-from r3_ext.study import arms, figure, hypotheses, record, tables, text
+from r3_ext.record.folder import STOPPED, claim
+from r3_ext.settings.choose import default_profile
+from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
+from r3_ext.settings.prepare import model_and_data
+from r3_ext.study import arms, cells, figure, hypotheses, record, tables, text
+from r3_ext.study.cells import WIDTH, Stopped, generates, settings_of
 from r3_ext.study.design import Design, choices, read_design
-from r3_ext.study.outcome import compare, curve_of, in_common
+from r3_ext.study.outcome import compare, in_common
 from r3_ext.study.plan import PLAN, check_plan, plan_of, read_plan
 from r3_ext.tiny.world import parse as parse_world
 
 FREE = {"arms": arms.DEFAULT, "seeds": range(5), "tokens": 60_000, "world": ""}
 """Options of a study without a plan, and their defaults."""
 KEPT = "plan.yaml"
-WIDTH = max(map(len, arms.ARMS)) + 1
-"""Of a column of arms."""
-SEED = re.compile(r"seed_(0|-?[1-9][0-9]*)")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -69,7 +60,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--plan", type=Path, help="YAML file with experiments and hypotheses (r3_ext/study/design.py)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="experiments of the plan to train")
     parser.add_argument("--out", type=Path, default=Path("outputs/study"))
-    parser.add_argument("--cache", type=Path, default=ROOT / ".cache")
+    parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--summarise", action="store_true", help="train nothing")
     parser.add_argument("overrides", nargs="*", help="hydra overrides for every cell")
     args = parser.parse_intermixed_args(argv)
@@ -96,9 +87,7 @@ def main(argv: list[str]) -> int:
     try:
         profile = args.profile or default_profile()
         design = read_design(args.plan) if args.plan else None
-        studies = [args] if design is None else studies_of(args, design)
-        if design:
-            keep(args.plan, args.out)
+        studies = follow(args, design) if design else [args]
         for study in studies:
             check(study, profile)
     except (ValueError, OSError) as error:
@@ -106,7 +95,7 @@ def main(argv: list[str]) -> int:
         return 2
     failed = []
     if not args.summarise:
-        with shared_interpreter(profile) as (python, env):
+        with cells.shared_interpreter(profile) as (python, env):
             for study in studies:
                 try:
                     begin(study, profile, design)
@@ -114,11 +103,11 @@ def main(argv: list[str]) -> int:
                     failed.append(f"{study.out.name}, {error}")
                     continue
                 try:
-                    failed += train(study, profile, console, python, env)
+                    failed += cells.train(study, profile, console, python, env)
                 except Stopped as stopped:
                     say(f"{stopped}: call the same command again to go on")
                     return STOPPED
-                record.update(study.out, complete_cells(study.out, study.tokens, say), tuple(arms.ARMS))
+                record.update(study.out, cells.complete_cells(study.out, study.tokens, say), tuple(arms.ARMS))
     found = {}
     for out in dict.fromkeys(study.out for study in studies if (study.out / PLAN).exists()):
         found[out.name] = summarise(out, read_plan(out), say)
@@ -133,18 +122,25 @@ def main(argv: list[str]) -> int:
     return 1 if failed else 0
 
 
-def keep(plan: Path, out: Path) -> None:
-    """Keep the plan beside the cells that follow it.
+def follow(args: argparse.Namespace, design: Design) -> list[argparse.Namespace]:
+    """`studies_of` the plan, which is kept beside the cells that follow it.
 
     Raises:
-        ValueError: they follow another.
+        ValueError: the cells there follow another plan, or none.
     """
+    out, plan = args.out, args.plan
     kept = out / KEPT
+    if (out / PLAN).exists():
+        raise ValueError(f"{out} holds a study without a plan; take another --out")
     if kept.exists() and kept.read_bytes() != plan.read_bytes():
         raise ValueError(f"{out} follows another plan than {plan}, its own is {kept}: take that one, or another --out")
+    if args.summarise:
+        record.unpack(out, design.budgets, PLAN)
+    studies = studies_of(args, design)
     out.mkdir(parents=True, exist_ok=True)
     if not kept.exists():
         shutil.copyfile(plan, kept)
+    return studies
 
 
 def studies_of(args: argparse.Namespace, design: Design) -> list[argparse.Namespace]:
@@ -208,7 +204,7 @@ def check(args: argparse.Namespace, profile: str) -> None:
                 raise ValueError("--world concerns the problems that the profile embedded generates; leave it out")
         check_choice("profile", profile)
         for arm in args.arms:
-            own = [f"+profile={profile}", f"+method={arms.ARMS[arm].method}"]
+            own = base_overrides(profile, arms.ARMS[arm].method)
             config = compose_config([*own, *settings_of(args, profile, arm, seed=0)])
             if wrong := check_values(config):
                 raise ValueError(wrong[0].found)
@@ -222,160 +218,9 @@ def check(args: argparse.Namespace, profile: str) -> None:
     record.read_curves(args.out), record.read_ledger(args.out)
 
 
-@contextmanager
-def shared_interpreter(profile: str):
-    """The Python that starts the cells, and its environment; on the embedded profile one start imports for them all."""
-    if profile != EMBEDDED_PROFILE:
-        yield sys.executable, None
-        return
-    from r3_ext.cpu.fork import server as forkserver
-
-    with supervise.scratch_folder() as folder, forkserver.serving(folder) as python:
-        yield str(python), forkserver.environment()
-
-
-class Stopped(Exception):
-    """A cell saved and ended on SIGTERM, and the study with it."""
-
-
-def train(args: argparse.Namespace, profile: str, console: Console, python: str, env: dict | None) -> list[str]:
-    """Run the cells that are not complete, seed by seed so that every arm has some early; returns those that failed.
-
-    Raises:
-        Stopped: on SIGTERM, which the cell gets too.
-    """
-    recorded = record.read_curves(args.out)
-    cells = [(arm, seed) for seed in args.seeds for arm in args.arms if seed not in recorded.get(arm, ())]
-    columns = TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    failed = []
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("cells", total=len(cells))
-
-        for arm, seed in cells:
-            folder = args.out / arm / f"seed_{seed}"
-            if not is_complete(folder, args.tokens):
-                try:
-                    if not goes_on(folder):
-                        remove(folder)
-                except ValueError as error:
-                    failed.append(f"{arm} seed {seed}, {error}")
-                    continue
-                said = args.out / arm / f"run_{seed}.log"
-                said.parent.mkdir(parents=True, exist_ok=True)
-                with open(said, "wb") as log:
-                    code = run_cell([python, *cell_command(args, profile, arm, seed)], env, log)
-                if code == STOPPED:
-                    raise Stopped(f"{arm} seed {seed} was saved on SIGTERM")
-                if code or not is_complete(folder, args.tokens):
-                    failed.append(f"{arm} seed {seed}, see {said}")
-            progress.console.print(describe(arm, seed, folder), highlight=False)
-            progress.advance(bar)
-    return failed
-
-
-def run_cell(command: list[str], env: dict | None, log) -> int:
-    """The exit code; SIGTERM to the study is one to the cell, which saves and ends."""
-    with subprocess.Popen(command, env=env, stdout=log, stderr=log) as cell:
-        before = signal.signal(signal.SIGTERM, lambda *_: cell.send_signal(signal.SIGTERM))
-        try:
-            return cell.wait()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-def goes_on(folder: Path) -> bool:
-    """Whether the cell saved and ended on SIGTERM."""
-    starts = read_starts(folder)
-    return bool(starts) and starts[-1].get("exit_code") == STOPPED
-
-
-def remove(folder: Path) -> None:
-    """Make room for a cell that starts anew.
-
-    Raises:
-        ValueError: another study is training it.
-    """
-    if is_run(folder):
-        with held(folder):
-            shutil.rmtree(folder)
-
-
-def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
-    """Arguments of Python."""
-    chosen = arms.ARMS[arm]
-    return [
-        *("-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
-        *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
-        *("--until-tokens", str(args.tokens), "--no-report"),
-        *world_of(args, profile, seed),
-        *settings_of(args, profile, arm, seed),
-    ]
-
-
-def generates(profile: str, overrides: list[str]) -> bool:
-    """Whether the cells have a model and problems of their own, made from the seed."""
-    named = {override.lstrip("+").partition("=")[0] for override in overrides}
-    given = {key for name, key in VARIABLES.items() if os.environ.get(name)} | named
-    return profile == EMBEDDED_PROFILE and not given & set(VARIABLES.values())
-
-
-def world_of(args: argparse.Namespace, profile: str, seed: int) -> list[str]:
-    """On generated problems a seed is a world: a model, facts and problems of its own."""
-    if not generates(profile, args.overrides):
-        return []
-    return ["--world", ",".join(filter(None, [args.world, f"seed={seed}"]))]
-
-
-def settings_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
-    """Hydra overrides of a cell."""
-    chosen = arms.ARMS[arm]
-    return [
-        *((*arms.EMBEDDED, *chosen.embedded) if profile == EMBEDDED_PROFILE else ()),
-        # data.seed follows it; the engine's seed is its own.
-        *(f"algorithm.r3.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"),
-        *chosen.overrides,
-        *args.overrides,
-        *args.tuned.get(arm, ()),
-    ]
-
-
-def is_complete(folder: Path, tokens: int) -> bool:
-    """Whether the cell ended well and its last validation lies behind the budget; a damaged one starts anew."""
-    try:
-        return record.read_cell(folder, tokens) is not None
-    except ValueError:
-        return False
-
-
-def describe(arm: str, seed: int, folder: Path) -> str:
-    cell = f"{arm:<{WIDTH}}seed {seed} "
-    tokens, accuracy = curve_of(read_metrics(folder / "metrics.jsonl"))
-    if not len(tokens):
-        return f"{cell} no validation"
-    if not (folder / "summary.json").exists():
-        return f"{cell} was killed"
-    seconds = json.loads((folder / "summary.json").read_text())["seconds"]["total"]
-    return f"{cell} val {accuracy[0]:.3f} to {accuracy[-1]:.3f}, {tokens[-1]:,.0f} tokens, {seconds:.0f} s"
-
-
-def complete_cells(out: Path, tokens: int, say) -> dict[tuple[str, int], record.Cell]:
-    """The complete cells by arm and seed; what is no cell, or a damaged one, is said."""
-    cells = {}
-    for arm in arms.ARMS:
-        for folder in sorted((out / arm).glob("seed_*")):
-            try:
-                if not SEED.fullmatch(folder.name):
-                    raise ValueError(f"{folder} is not the folder of a seed")
-                if found := record.read_cell(folder, tokens):
-                    cells[arm, int(folder.name.removeprefix("seed_"))] = found
-            except ValueError as error:
-                say(f"left out: {error}")
-    return cells
-
-
 def summarise(out: Path, plan: dict, say) -> dict:
     """Compare the complete cells; writes the record, results.json and the figures into the study's folder."""
-    record.update(out, complete_cells(out, plan["tokens"], say), tuple(arms.ARMS))
+    record.update(out, cells.complete_cells(out, plan["tokens"], say), tuple(arms.ARMS))
     # From the record, whose figures are rounded: it gives the same results again, on any machine.
     curves, ledger = record.read_curves(out), record.read_ledger(out)
     results = {**plan, "comparisons": []}
@@ -384,8 +229,8 @@ def summarise(out: Path, plan: dict, say) -> dict:
         results["commits"] = sorted(commits)
     for compared in in_common(curves, plan["tokens"]):
         found = compare(compared, plan["tokens"])
-        for arm, cells in compared.items():
-            rows = [ledger.get(arm, {}).get(seed, {}) for seed in cells]
+        for arm, seeds in compared.items():
+            rows = [ledger.get(arm, {}).get(seed, {}) for seed in seeds]
             if kept := [key for key in record.COUNTS if all(key in row for row in rows)]:
                 found[arm]["ledger"] = {key: sum(row[key] for row in rows) for key in kept}
         results["comparisons"].append({"seeds": [*next(iter(compared.values()))], "arms": found})
@@ -404,7 +249,8 @@ def to_json(value):
 
 
 def verdicts(out: Path, design: Design) -> dict[str, hypotheses.Verdict | None]:
-    """What the record says of each hypothesis; writes verdicts.json and a figure of each family."""
+    """What the record says of each hypothesis; writes it as one, verdicts.json and a figure of each family."""
+    record.pack(out, design.budgets)
     curves = recorded_curves(out, design)
     found = hypotheses.judge(design.hypotheses, curves, design.budgets, design.worlds)
     values = [hypotheses.values_of(one, curves, design.budgets, design.worlds) for one in design.hypotheses]
@@ -415,9 +261,9 @@ def verdicts(out: Path, design: Design) -> dict[str, hypotheses.Verdict | None]:
 
 
 def recorded_curves(out: Path, design: Design) -> record.Curves:
-    """By FOLDER/ARM and world."""
-    return {
-        f"{folder}/{arm}": cells for folder in design.budgets for arm, cells in record.read_curves(out / folder).items()
+    """By FOLDER/ARM and world, from the record of the plan and those of its experiments."""
+    return record.read_curves(out) | {
+        f"{folder}/{arm}": seeds for folder in design.budgets for arm, seeds in record.read_curves(out / folder).items()
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from r3_ext.report.bands import t_interval
 from r3_ext.study.outcome import Curve, accuracy_at, mean_accuracy
 
 MEASURES = {"accuracy": accuracy_at, "mean_accuracy": mean_accuracy}
@@ -85,11 +86,12 @@ def judge(
                 continue
             largest = max(largest, min(1.0, left * p_value(values_W, hypothesis.bound)))
             is_open = is_open and largest < LEVEL
-            corrected = interval(values_W, LEVEL / left)
+            mean, *ends = map(float, t_interval(values_W, LEVEL))
+            corrected = tuple(map(float, t_interval(values_W, LEVEL / left)[1:]))
             found[hypothesis.name] = Verdict(
                 UNDECIDED if are_alike(values_W) else _verdict(hypothesis, is_open, *corrected),
-                float(values_W.mean()),
-                *interval(values_W, LEVEL),
+                mean,
+                *ends,
                 *corrected,
                 largest,
                 len(values_W),
@@ -126,12 +128,6 @@ def p_value(values_W: np.ndarray, bound: float) -> float:
 def are_alike(values_W: np.ndarray) -> bool:
     """Whether nothing is left to estimate an error from; what differs by less than the record's digits is rounding."""
     return bool(np.ptp(values_W) < 1e-9)
-
-
-def interval(values_W: np.ndarray, level: float) -> tuple[float, float]:
-    """The t-interval of the mean over worlds that misses it with probability `level`."""
-    half = stats.t.ppf(1 - level / 2, len(values_W) - 1) * values_W.std(ddof=1) / math.sqrt(len(values_W))
-    return float(values_W.mean() - half), float(values_W.mean() + half)
 
 
 def worlds_of(

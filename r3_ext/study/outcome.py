@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from r3_ext.record.summary import validation_accuracy
-from r3_ext.report.bands import interval
+from r3_ext.report.bands import t_interval
 
 Curve = tuple[np.ndarray, np.ndarray]
 BASELINE = "grpo"
@@ -76,7 +76,7 @@ def spread(values: list[float]) -> dict[str, float | int]:
     known = np.array([value for value in values if not math.isnan(value)])
     if len(known) < 3:
         return {"mean": float(known.mean()) if len(known) else math.nan, "seeds": len(known)}
-    mean, low, high = (float(end[0]) for end in interval(known[:, None]))
+    mean, low, high = map(float, t_interval(known))
     return {"mean": mean, "low": low, "high": high, "seeds": len(known)}
 
 

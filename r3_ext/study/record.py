@@ -1,17 +1,18 @@
 """The record of a study: what its complete cells found, as two small files that outlive their run folders.
 
 curves.csv has a row for each validation of a cell, ledger.csv one for each cell: what it generated, what became of its
-groups, and what each mechanism did.
+groups, and what each mechanism did. A plan has both for all of its experiments, with FOLDER/ARM as the arm.
 """
 
 import csv
 import json
 import math
-import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
+from r3_ext.host.files import replacing
 from r3_ext.record.summary import GROUPS, read_metrics
 from r3_ext.study.outcome import Curve, as_curve, curve_of
 
@@ -111,6 +112,40 @@ def update(out: Path, cells: dict[tuple[str, int], Cell], order: tuple[str, ...]
     for (arm, seed), (curve, counts) in cells.items():
         curves.setdefault(arm, {})[seed] = curve
         ledger.setdefault(arm, {})[seed] = counts
+    write(out, curves, ledger, order)
+
+
+def pack(out: Path, folders: Iterable[str]) -> None:
+    """Write the record of a plan from those of its experiments in OUT/FOLDER; of one that is not there it stays."""
+    there = [folder for folder in folders if (out / folder).exists()]
+
+    def joined(read: Callable[[Path], dict[str, dict]]) -> dict[str, dict]:
+        kept = {arm: cells for arm, cells in read(out).items() if arm.rpartition("/")[0] not in there}
+        return kept | {f"{folder}/{arm}": cells for folder in there for arm, cells in read(out / folder).items()}
+
+    curves = joined(read_curves)
+    write(out, curves, joined(read_ledger), tuple(curves))
+
+
+def unpack(out: Path, budgets: dict[str, int], plan: str) -> None:
+    """Lay the record of a plan into the folders of its experiments that are not there, to be summarised.
+
+    Args:
+        budgets: tokens by folder. plan: name of the file in which a folder keeps its budget.
+    """
+    curves, ledger = read_curves(out), read_ledger(out)
+    for folder, tokens in budgets.items():
+        own = {arm: cells for arm, cells in curves.items() if arm.rpartition("/")[0] == folder}
+        if own and not (out / folder).exists():
+            (out / folder).mkdir()
+            (out / folder / plan).write_text(json.dumps({"tokens": tokens}) + "\n")
+            names = {arm: arm.rpartition("/")[2] for arm in own}
+            rows = {name: ledger[arm] for arm, name in names.items() if arm in ledger}
+            write(out / folder, {name: curves[arm] for arm, name in names.items()}, rows, tuple(names.values()))
+
+
+def write(out: Path, curves: Curves, ledger: Ledger, order: tuple[str, ...]) -> None:
+    """Write the record anew, arms in this order."""
     points = [
         (arm, seed, int(tokens), round(float(accuracy), 4))
         for arm, seed, curve in _sorted(curves, order)
@@ -153,9 +188,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 
 def _write(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
     """Replaces the file in one go: it may hold the only trace of a cell."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", newline="") as file:
+    with replacing(path) as partial, open(partial, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)
-    os.replace(temporary, path)

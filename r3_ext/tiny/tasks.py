@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from r3_ext.data import problems as data
+from r3_ext.data.write import to_row
 from r3_ext.tiny.world import LEVELS, World
 
 NAME = "arithmetic"
@@ -248,4 +249,4 @@ def split_tasks(rows: int, val_rows: int, world: World) -> tuple[list[Task], lis
 
 def to_rows(tasks: list[Task], split: str) -> list[dict]:
     problems = [data.Problem(t.problem, t.answer, f"level{t.difficulty}", i) for i, t in enumerate(tasks)]
-    return [data.to_row(problem, NAME, split) for problem in problems]
+    return [to_row(problem, NAME, split) for problem in problems]

@@ -15,12 +15,8 @@ Prompts of the recipe's reflection step occur too, with a higher share of right 
 """
 
 import argparse
-import hashlib
 import json
-import os
 import random
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -30,6 +26,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from r3_ext.data import problems as problem_data
+from r3_ext.data import read, write
+from r3_ext.host.files import replacing, sha256
 from r3_ext.tiny import tasks, tiny_model
 from r3_ext.tiny.tasks import Lesson
 from r3_ext.tiny.world import World, parse
@@ -109,14 +107,14 @@ def arithmetic_course(settings: Settings) -> Course:
 
 def arithmetic_tables(train: list[tasks.Task], val: list[tasks.Task]) -> tuple[pa.Table, pa.Table]:
     parts = (tasks.to_rows(train, "train"), tasks.to_rows(val, "val"))
-    train_table, val_table = (pa.Table.from_pylist(rows, schema=problem_data.SCHEMA) for rows in parts)
+    train_table, val_table = (pa.Table.from_pylist(rows, schema=write.SCHEMA) for rows in parts)
     return train_table, val_table
 
 
 def recall_course(rows: list[dict], file: str, settings: Settings, exclude: frozenset[str] = frozenset()) -> Course:
     """Short problems with short answers from a file. Rows in verl's format are taught and trained on as they are, raw
     ones are converted; problems with an overlap key in `exclude` are left out."""
-    as_given = bool(rows) and problem_data.is_verl(rows[0])
+    as_given = bool(rows) and read.is_verl(rows[0])
     name = (rows[0].get("data_source") or "deepscaler") if rows else ""
     problems = problem_data.to_problems(rows, file, name)
     problems = problem_data.clean(problems, Counter(), settings.max_problem_chars, exclude)
@@ -139,11 +137,11 @@ def recall_course(rows: list[dict], file: str, settings: Settings, exclude: froz
     prompts = [rows[problem.index]["prompt"] if as_given else None for problem in chosen]
     lessons = [recall_lesson(problem, answers, rng, prompt) for problem, prompt in zip(chosen, prompts, strict=True)]
     if as_given:
-        given = problem_data.tables(file).take([problem.index for problem in chosen])
+        given = read.tables(file).take([problem.index for problem in chosen])
         train, val = given.slice(0, settings.rows), given.slice(settings.rows)
     else:
         train, val = (
-            pa.Table.from_pylist([problem_data.to_row(p, name, split) for p in part], schema=problem_data.SCHEMA)
+            pa.Table.from_pylist([write.to_row(p, name, split) for p in part], schema=write.SCHEMA)
             for split, part in (("train", chosen[: settings.rows]), ("val", chosen[settings.rows :]))
         )
     asked = [message["content"] for prompt in prompts if prompt for message in prompt]
@@ -184,7 +182,7 @@ def near(answer: str, rng: random.Random) -> str | None:
 
 def reflection_templates() -> list[str]:
     """The reflection prompt of a finished attempt, and that of one that was cut off."""
-    from recipe.r3.r3_config import ReflectionConfig  # imports verl, which is slow: only when a model is built
+    from recipe.r3.config.r3_config import ReflectionConfig  # imports verl, which is slow: only when a model is built
 
     return [ReflectionConfig().template, ReflectionConfig().template_cut_off]
 
@@ -224,7 +222,7 @@ def prepare(
     inputs = {"version": VERSION, "data": None, "templates": templates, **asdict(chosen)}
     keys = problem_data.overlap_keys(exclude)
     if data:
-        origin = problem_data.read_rows(str(data))[1]
+        origin = read.read_rows(str(data))[1]
         inputs |= {"data": origin.get("files", origin.get("rows_sha256")), "exclude": sorted(keys), "as_given": True}
     folder = Path(cache_dir) / f"warm-start-{key_of(inputs)}"
     if not folder.exists():
@@ -236,7 +234,7 @@ def course(data: str | Path | None, settings: Settings, exclude: Iterable[str] =
     """What is taught: the generated arithmetic, or problems of `data`. Raises ValueError as `prepare` does."""
     if not data:
         return arithmetic_course(settings)
-    rows = problem_data.read_rows(str(data))[0]
+    rows = read.read_rows(str(data))[0]
     return recall_course(rows, str(data), settings, problem_data.overlap_keys(exclude))
 
 
@@ -247,25 +245,20 @@ def problems(cache_dir: str | Path) -> tuple[Path, Path]:
     train, val = (Path(cache_dir) / f"arithmetic-{key}" / f"{name}.parquet" for name in ("train", "val"))
     tables = arithmetic_tables(*tasks.split_tasks(settings.rows, settings.val_rows, settings.world))
     for path, table in zip((train, val), tables, strict=True):
-        problem_data.write_table(path, table)
+        write.write_table(path, table)
     return train, val
 
 
 def key_of(inputs: dict) -> str:
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    return sha256(json.dumps(inputs, sort_keys=True))[:16]
 
 
 def build(folder: Path, course: Course, templates: list[str], settings: Settings, inputs: dict) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".warm-start-", dir=folder.parent))
-    try:
-        problem_data.write_table(partial / "train.parquet", course.train)
-        problem_data.write_table(partial / "val.parquet", course.val)
+    with replacing(folder) as partial:
+        write.write_table(partial / "train.parquet", course.train)
+        write.write_table(partial / "val.parquet", course.val)
         report = {**teach(partial / "model", course, templates, settings), "inputs": inputs}
         (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-        os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def teach(folder: Path, course: Course, templates: list[str], settings: Settings) -> dict:

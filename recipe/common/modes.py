@@ -11,20 +11,15 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""verl's trainer modes, by the names under which this recipe registers its trainers (`trainer.v1.trainer_mode`)."""
+"""verl's trainer modes, by the names under which the recipes register their trainers (`trainer.v1.trainer_mode`)."""
 
 SYNC, COLOCATE_ASYNC, SEPARATE_ASYNC = "sync", "colocate_async", "separate_async"
 MODES = (SYNC, COLOCATE_ASYNC, SEPARATE_ASYNC)
 
 
 def trainer_name(family: str, mode: str) -> str:
-    """r3 and colocate_async: r3_colocate_async. Family `baseline`: verl's own trainers with R^3's measurements."""
+    """r3 and colocate_async: r3_colocate_async. Family `baseline`: verl's own trainers, measured."""
     return family if mode == SYNC else f"{family}_{mode}"
-
-
-R3_TRAINERS = {trainer_name("r3", mode): mode for mode in MODES}
-BASELINE_TRAINERS = {trainer_name("baseline", mode): mode for mode in MODES}
-"""verl's mode of each name."""
 
 
 def is_async(trainer_mode: str) -> bool:

@@ -16,20 +16,36 @@
 The recipe's own manager reports all of it. verl's `naive` and `dapo` report what the reward function returned: a dict
 as it is, in which `acc` beside `score` is a verdict, and a number under `acc` alone. An answer is correct there when
 the verdict says so, else when what the function returned, before any penalty of the manager's, is at least
-`algorithm.r3.correct_from`; truncation is measured here.
+`reward.reward_kwargs.correct_from`; truncation is measured here.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from numbers import Number
 
 import numpy as np
+import torch
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.r3.history.store import PLAIN
+from recipe.common.checks import is_number, require
+from recipe.common.rows import PLAIN, RowTag
 
 NO_SCORE = "the reward function failed as the log says above, or the grader was late, on every one"
+CORRECT_FROM = 1.0
+"""Score from which an answer is correct, unless a config says so."""
+
+
+def correct_from(config: DictConfig) -> float:
+    """`reward.reward_kwargs.correct_from`, which every method reads, with any reward manager.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    key = "reward.reward_kwargs.correct_from"
+    value = OmegaConf.select(config, key, default=CORRECT_FROM)
+    require(is_number(value), key, "be a number", value)
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -37,23 +53,24 @@ class Reading:
     """How rows are read.
 
     Args:
-        correct_from: `algorithm.r3.correct_from`.
+        correct_from: `reward.reward_kwargs.correct_from`.
         max_response_length: responses of so many tokens are truncated, unless they end with
         eos_token_id: the model's.
     """
 
-    correct_from: float = 1.0
+    correct_from: float = CORRECT_FROM
     max_response_length: int | None = None
     eos_token_id: int | None = None
 
     @classmethod
     def of(cls, config: DictConfig, tokenizer) -> "Reading":
-        # verl's own trainers measure with this too, on configs that hold nothing of R^3.
-        correct_from = OmegaConf.select(config, "algorithm.r3.correct_from", default=cls.correct_from)
-        return cls(correct_from, config.data.max_response_length, tokenizer.eos_token_id)
+        return cls(correct_from(config), config.data.max_response_length, tokenizer.eos_token_id)
 
-    def tag(self, row: dict, group: str) -> dict:
+    def tag(self, row: dict, group: str) -> RowTag:
         """What the later stages need to know of a fresh row, from its `extra_fields`, `rm_scores` and `responses`.
+
+        Args:
+            group: its query id.
 
         Raises:
             ValueError: the score is no finite number; `acc` is no verdict; the reward manager reports neither
@@ -66,15 +83,15 @@ class Reading:
                 "function, or use it with R^3's own reward manager, which counts such answers as wrong"
             )
         correct, grade = self.judge(info, score, group)
-        failed = {"reward_error": True} if info.get("reward_error") else {}
-        return failed | {
-            "group": group,
-            "variant": row["extra_fields"].get("prompt_variant", PLAIN),
-            "correct": correct,
-            "truncated": bool(info["truncated"]) if "truncated" in info else self._is_truncated(row, info),
-            "score": score,
-            "grade": grade,
-        }
+        return RowTag(
+            group=group,
+            variant=row["extra_fields"].get("prompt_variant", PLAIN),
+            correct=correct,
+            truncated=bool(info["truncated"]) if "truncated" in info else self._is_truncated(row, info),
+            score=score,
+            grade=grade,
+            reward_error=bool(info.get("reward_error")),
+        )
 
     def judge(self, info: dict, score: float, group: str) -> tuple[bool, float]:
         """Whether the answer is correct, and its score before bonus and penalty.
@@ -88,7 +105,7 @@ class Reading:
         if acc is not None and not (isinstance(acc, Number | np.bool_) and (acc in (0, 1) or not is_verdict)):
             raise ValueError(
                 f"a response to query {group} has acc={acc!r}, which is neither true nor false: mend the reward "
-                "function, or let it return the score alone, which is compared with algorithm.r3.correct_from"
+                "function, or let it return the score alone, which is compared with reward.reward_kwargs.correct_from"
             )
         grade = float(info.get("score", score if acc is None else acc))
         return bool(acc) if is_verdict and acc is not None else grade >= self.correct_from, grade
@@ -103,9 +120,40 @@ class Reading:
         return len(responses) >= self.max_response_length and int(responses[-1]) != self.eos_token_id
 
 
-def check_judged(tags: Iterable[dict], step: int) -> None:
+def dead_outcome(tags: Iterable[RowTag]) -> bool | None:
+    """The outcome that all fresh rows of a group share (True: all correct), or None for a group that is not dead.
+
+    The score before the length bonus decides, which is 1 or 0 unless a reward function grades. Rows with correct =
+    [1, 1, 1] and scores [1.9, 1.8, 1.7] by their lengths are dead: True. Wrong ones with grades [0.2, 0.5, 0.2] are
+    not. An answer without a score is wrong, and has no part in this comparison of grades.
+    """
+    fresh = [tag for tag in tags if tag.is_fresh]
+    outcomes = {tag.correct for tag in fresh}
+    levels = {tag.level for tag in fresh if not tag.reward_error}
+    return outcomes.pop() if len(outcomes) == 1 and len(levels) <= 1 else None
+
+
+def lower_failed(tags: Sequence[RowTag]) -> list[RowTag]:
+    """The tags of a group in which answers that the reward function failed on have its lowest score, at most 0.
+
+    Where wrong answers score below 0, making the function fail would pay otherwise: of scores [-1, -1, -1] and one
+    failed, 0, eq. (3) would make advantages -0.5 three times and 1.5. All four score -1, and the group is dead.
+    """
+    judged = [tag for tag in tags if not tag.reward_error]
+    score, grade = (min([0.0, *values]) for values in ([t.score for t in judged], [t.level for t in judged]))
+    return [replace(tag, score=score, grade=grade) if tag.reward_error else tag for tag in tags]
+
+
+def outcome_reward(old: torch.Tensor, reward: float) -> torch.Tensor:
+    """Zeros like `old` (L,) with the reward on the last token, where verl puts an outcome reward."""
+    new = torch.zeros_like(old)
+    new[-1:] = reward  # also of a response without tokens
+    return new
+
+
+def check_judged(tags: Iterable[RowTag], step: int) -> None:
     """Raises RuntimeError where no answer of a step got a score."""
-    if all(tag.get("reward_error") for tag in tags):
+    if all(tag.reward_error for tag in tags):
         raise RuntimeError(
             f"step {step}: no answer got a score; {NO_SCORE} "
             "(reward.custom_reward_function, reward.reward_kwargs.grader_timeout_s)"

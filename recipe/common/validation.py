@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What validation in training and `r3 eval` report, with intervals over problems. Pure functions of numpy arrays.
+"""What validation reports, with intervals over problems. Pure functions of numpy arrays.
 
 P problems, R rows (one answer each), M metrics, B resamples. An interval resamples problems, not answers: it says how
 far the figure would move with other problems of the same kind, and holds the chance of sampling the answers as well.
@@ -28,7 +28,7 @@ CELLS = 1 << 22
 """Draws of the bootstrap that are in memory at a time: 32 MiB of indices, as much again of weights."""
 
 
-def pass_at_k(attempts: Sequence[int], successes: Sequence[int], k: int) -> np.ndarray:
+def pass_at_k(attempts: Sequence[int] | np.ndarray, successes: Sequence[int] | np.ndarray, k: int) -> np.ndarray:
     """Probability that k of a problem's answers, drawn without replacement, hold a right one: 1 - C(n-c,k) / C(n,k).
 
     1 right of 4 gives 0.25, 0.5, 0.75, 1 for k = 1..4. The quotient is a product of k factors below 1, so that nothing
@@ -64,7 +64,7 @@ def maj_at_n(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
         answers: answers in one normal form, (R,).
         correct: verdicts, (R,).
     """
-    votes = Counter(answer for answer in answers if answer is not None)
+    votes: Counter[str | None] = Counter(answer for answer in answers if answer is not None)
     most = max(votes.values(), default=None)
     elected = [right for answer, right in zip(answers, correct, strict=True) if votes[answer] == most]
     return float(np.mean(elected)) if elected else 0.0

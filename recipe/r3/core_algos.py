@@ -22,12 +22,9 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
+from recipe.common.rows import TrainedUid
+from verl.trainer.ppo.core_algos import register_adv_est
 
-REPLAY_MARK = "#replay"
-"""Suffix of the `uid` field of a replayed row: the flag travels with the row through verl's fixed advantage fields."""
-RANK_MARK = "#ranked"
-"""The same for the fresh rows of a group with ranking rewards."""
 GRPO_EPSILON = 1e-6
 """What verl's GRPO adds to the std."""
 BLOCK_ROWS = 64
@@ -40,7 +37,7 @@ def compute_r3_advantage(
     index: np.ndarray,
     replayed: np.ndarray,
     alpha: float = 1.0,
-    epsilon: float = 1e-6,
+    epsilon: float = GRPO_EPSILON,
     norm_by_std: bool = True,
     ranked: np.ndarray | None = None,
     trains: str = "all",
@@ -49,7 +46,7 @@ def compute_r3_advantage(
 
     A group without a replayed row keeps verl's GRPO denominator (sample std + 1e-6), bit for bit. An all-equal group
     gets 0, and so does a group of one, which verl's GRPO gives its raw score: with nothing to compare it with, what is
-    left of a group whose other rollouts were aborted would be pushed by its length bonus alone. A ranked group without
+    left of a group whose other rollouts failed would be pushed by its length bonus alone. A ranked group without
     a replayed row is centred and not divided: its std is that of the ranking, and dividing by it would cancel R_max.
 
     Rewards [0, 0, 0, 0] and a replayed [1], alpha 1, epsilon 0: -0.447214 four times, then 1.788854. With trains
@@ -108,51 +105,19 @@ def _compare(rewards_N: torch.Tensor, alpha: float, epsilon: float, is_divided: 
 def r3_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config, **_
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's door to `compute_r3_advantage`: splits the marks off the uid and reads `algorithm.r3`."""
-    uids = [str(uid) for uid in index]
-    ranked = np.array([uid.endswith(RANK_MARK) for uid in uids])
+    """verl's door to `compute_r3_advantage`: takes the uids apart and reads `algorithm.r3`."""
+    uids = [TrainedUid.parse(str(uid)) for uid in index]
+    ranked = np.array([uid.is_ranked for uid in uids])
     return compute_r3_advantage(
         token_level_rewards,
         response_mask,
-        index=np.array([unmarked(uid) for uid in uids]),
-        replayed=np.array([uid.endswith(REPLAY_MARK) for uid in uids]),
+        index=np.array([uid.group for uid in uids]),
+        replayed=np.array([uid.is_replayed for uid in uids]),
         alpha=config.r3.replay.alpha,
-        epsilon=config.r3.replay.epsilon,
         norm_by_std=config.norm_adv_by_std_in_grpo,
         ranked=None if config.r3.ranking.norm_by_std else ranked,
         trains=config.r3.replay.trains,
     )
-
-
-@register_adv_est("grpo_live")
-def grpo_live_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config, **_
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's GRPO as if the tokens of groups without signal were not counted: a baseline, without R^3.
-
-    A loss is the sum over tokens, divided by their number; groups whose rewards are all equal add to the number only.
-    So advantages are multiplied by all tokens of the batch over those of the other groups. verl divides each optimizer
-    step by its own tokens: these count as many as there are, times the share in the whole batch.
-
-    Rewards [1, 0] and [0, 0] of two groups, a token each: GRPO's 0.7071 and -0.7071 become 1.4142 and -1.4142.
-
-    Args:
-        token_level_rewards, response_mask: (B, T). index: (B,) group of each row.
-    """
-    advantages, _ = compute_grpo_outcome_advantage(
-        token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo
-    )
-    _, group_B = np.unique(np.asarray(index, dtype=str), return_inverse=True)
-    live = set(group_B[(advantages != 0).any(dim=-1).numpy(force=True)])
-    is_live_B = torch.tensor([group in live for group in group_B], device=response_mask.device)
-    if live:
-        advantages = advantages * (response_mask.sum() / response_mask[is_live_B].sum())
-    return advantages, advantages
-
-
-def unmarked(uid: str) -> str:
-    """The group of a row, from its `uid` field."""
-    return uid.removesuffix(REPLAY_MARK).removesuffix(RANK_MARK)
 
 
 def structural_entropies(

@@ -30,7 +30,7 @@ import ray
 from omegaconf import DictConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.r3.r3_config import validate_r3_config
+from recipe.r3.config.r3_rules import validate_r3_config
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config

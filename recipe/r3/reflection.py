@@ -25,15 +25,22 @@ from typing import Any
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from recipe.r3.history.store import PLAIN, REFLECTION, History, Sample, Transfer
-from recipe.r3.r3_config import ReflectionConfig
-from recipe.r3.replay.buffer import REFLECTION_UID
+from recipe.common.rows import PLAIN, REFLECTION, REFLECTION_UID
+from recipe.r3.config.r3_config import ReflectionConfig
+from recipe.r3.history.store import History, Sample, Transfer
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils import tensordict_utils as tu
 
 AGENT_NAME = "r3_reflection"
 CUT_MARK = "\n[...]\n"
+HOOKS = {
+    "verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop": {
+        "run": ("sampling_params", "priority", "kwargs"),
+        "_cap_text_prompt_length": ("prompt_ids",),
+    },
+}
+"""Methods of verl's that the rollout worker extends (recipe/common/verl_hooks.py)."""
 
 
 @register(AGENT_NAME)
@@ -55,7 +62,6 @@ def build_reflection_messages(
     messages: list[dict],
     attempt_ids: list[int],
     template: str,
-    cut: str,
     budget: int,
     count_tokens: Callable[[list[dict]], int],
     decode: Callable[[list[int]], str],
@@ -63,7 +69,7 @@ def build_reflection_messages(
     """The chat of a reflection prompt of at most `budget` tokens, or None when not even an empty attempt fits.
 
     The template replaces the last message's content: {question} becomes that content, word for word, and {attempt}
-    the decoded attempt. Only the attempt is shortened: its middle (`cut`: middle) or its head (`cut`: head) goes.
+    the decoded attempt. Only the attempt is shortened: its middle goes.
 
     Args:
         messages: the plain prompt, a chat whose last message is the user's question.
@@ -81,7 +87,7 @@ def build_reflection_messages(
 
     kept = len(attempt_ids)
     while True:
-        candidate = chat(shorten(attempt_ids, kept, cut, decode))
+        candidate = chat(shorten(attempt_ids, kept, decode))
         excess = count_tokens(candidate) - budget
         if excess <= 0:
             return candidate
@@ -91,16 +97,16 @@ def build_reflection_messages(
         kept = max(0, kept - excess)
 
 
-def shorten(token_ids: list[int], kept: int, cut: str, decode: Callable[[list[int]], str]) -> str:
-    """Text of `token_ids` with at most `kept` of them: the middle or the head is replaced by a mark.
+def shorten(token_ids: list[int], kept: int, decode: Callable[[list[int]], str]) -> str:
+    """Text of `token_ids` with at most `kept` of them: a mark stands for the middle.
 
-    Tokens 1..6, kept 4: `middle` keeps 1 2 ... 5 6, `head` keeps ... 3 4 5 6.
+    Tokens 1..6, kept 4: 1 2 ... 5 6.
     """
     if kept >= len(token_ids):
         return decode(token_ids).strip()
     if kept == 0:
         return CUT_MARK.strip()
-    head = kept // 2 if cut == "middle" else 0
+    head = kept // 2
     tail = kept - head
     return (decode(token_ids[:head]) + CUT_MARK + decode(token_ids[len(token_ids) - tail :])).strip()
 
@@ -150,8 +156,6 @@ class ReflectionPlanner:
         rates = self.history.success_rates(query_ids, self.config.min_attempts, variants, self.config.rounds)
         hard = [row for row, query_id in enumerate(query_ids) if rates.get(query_id, 1.0) < self.config.threshold]
         transfers = self.history.transfer(query_ids)
-        given_up = [row for row in hard if self._gives_up(transfers.get(query_ids[row]))]
-        hard = [row for row in hard if row not in given_up]
         rng = random.Random(f"{self.seed}/reflection/{step}")
         rng.shuffle(hard)
         chosen, over_budget, no_attempt = {}, 0, 0
@@ -172,19 +176,14 @@ class ReflectionPlanner:
             "reflection/prompts": len(chosen),
             "reflection/skipped_over_budget": over_budget,
             "reflection/skipped_no_attempt": no_attempt,
-            "reflection/given_up": len(given_up),
             **transfer_metrics(list(transfers.values())),
         }
         return (self._extend(batch, chosen) if chosen else batch), metrics
 
-    def _gives_up(self, transfer: Transfer | None) -> bool:
-        patience = self.config.give_up_after
-        return bool(patience and transfer and transfer.reflected >= patience and not transfer.successes_after)
-
     def _messages(self, messages: list[dict], attempt: Sample) -> list[dict] | None:
         template = self.config.template_cut_off if attempt.truncated else self.config.template
-        limits = template, self.config.cut, self.budget
-        return build_reflection_messages(messages, attempt.tokens.tolist(), *limits, self._count_tokens, self._decode)
+        attempt_ids = attempt.tokens.tolist()
+        return build_reflection_messages(messages, attempt_ids, template, self.budget, self._count_tokens, self._decode)
 
     def _count_tokens(self, messages: list[dict]) -> int:
         text = self.tokenizer.apply_chat_template(

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # R^3 on DeepScaleR, DeepSeek-R1-Distill-Qwen-1.5B, one node with 8 x 80 GB. Arguments are hydra overrides.
-# The settings and their reasons are those of r3_ext/settings/profile/gpu_8x80gb.yaml.
 # With the package flash-attn, or kernels>=0.12,<0.13, add:
 #   actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2
 set -euo pipefail

@@ -20,7 +20,7 @@ class Verls:
 class Measured(MeasuredMixin, Verls):
     def __init__(self, correct_from: float = 1.0, step: int = 3):
         self.config = OmegaConf.create(
-            {"algorithm": {"r3": {"correct_from": correct_from}}, "data": {"max_response_length": 8}}
+            {"reward": {"reward_kwargs": {"correct_from": correct_from}}, "data": {"max_response_length": 8}}
         )
         self.tokenizer, self.global_steps = SimpleNamespace(eos_token_id=0), step
 

@@ -19,7 +19,7 @@ from recipe.common.reward.math.answer_text import final_answer, normalize
 from recipe.common.reward.math.pool import GraderWorker, grade
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("R3_SHARED_DATA", ROOT.parent / "shared" / "data"))
+DATA = os.environ.get("R3_TEST_DATA")
 DEADLINE_S = 1.0
 RESTART_S = 60.0  # a killed worker is replaced in half a second, on a busy machine in many; without a deadline, never
 
@@ -193,7 +193,7 @@ assert right and os.waitpid(child, 0)[1] == 0
 
 def run_script(script: str, *args: str) -> subprocess.Popen:
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", script, *args], stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-c", script, *args], stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.parametrize("answer", ["1+x", HOSTILE[0]], ids=["idle", "busy"])
@@ -221,12 +221,11 @@ def test_a_grader_that_cannot_start_raises_and_names_the_way_out(tmp_path, monke
 
 @pytest.fixture(scope="module")
 def reference_answers() -> list[str]:
-    path = DATA / "deepscaler_train.parquet"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; set R3_SHARED_DATA to the folder that holds it")
+    if not DATA:
+        pytest.skip("R3_TEST_DATA names no folder of data sets (tests/README.md)")
     import pandas as pd
 
-    return pd.read_parquet(path, columns=["answer"])["answer"].tolist()
+    return pd.read_parquet(Path(DATA) / "deepscaler_train.parquet", columns=["answer"])["answer"].tolist()
 
 
 def test_each_reference_answer_of_deepscaler_is_correct_when_boxed(reference_answers):

@@ -153,9 +153,7 @@ def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenize
         "assert {'num_turns', 'rollout_reward_scores'} <= extra_info.keys()",
         "return {'score': len(solution_str) / 8, 'acc': solution_str == ground_truth}",
     )
-    r3 = make_worker(
-        *(tokenizer, named, "+algorithm.r3={correct_from: 1.0}", "+reward.reward_kwargs={length_bonus: false}"), *OWN
-    )
+    r3 = make_worker(*(tokenizer, named, "+reward.reward_kwargs={length_bonus: false, correct_from: 1.0}"), *OWN)
     verls = make_worker(tokenizer, named)
     assert not isinstance(verls.reward_manager, R3RewardManager)
     try:
@@ -178,7 +176,7 @@ def test_a_reward_function_means_the_same_under_each_manager(tokenizer, tmp_path
     workers = [
         make_worker(tokenizer, named, *settings)
         for settings in (
-            [*OWN, "+algorithm.r3={correct_from: 0}", "+reward.reward_kwargs={length_bonus: false}"],
+            [*OWN, "+reward.reward_kwargs={length_bonus: false, correct_from: 0}"],
             [],
             ["reward.reward_manager.name=dapo", f"+reward.reward_kwargs={{{overlong}}}"],
         )
@@ -211,9 +209,9 @@ def test_a_reward_function_means_the_same_under_each_manager(tokenizer, tmp_path
                 row = {"extra_fields": result, "rm_scores": torch.tensor([result["reward_score"]])}
                 reading = Reading(correct_from, MAX_RESPONSE_LENGTH, EOS)
                 tag = reading.tag({**row, "responses": torch.tensor([EOS])}, "q")
-                assert tag["correct"] is correct, (response, worker.reward_manager)
-                grades.add(tag["grade"])
-                rewards.append(tag["score"])
+                assert tag.correct is correct, (response, worker.reward_manager)
+                grades.add(tag.grade)
+                rewards.append(tag.score)
             assert len(grades) == 1 and rewards[2] < rewards[1] == rewards[0], response
     finally:
         own.function.close()

@@ -23,12 +23,12 @@ from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizer
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 
-from recipe.common.trainer.workers import R3TrainingWorker
+from recipe.common.trainer.workers import CountingTrainingWorker
 from tests.gpu.engine import save_model
 from tests.gpu.shapes import SMALL
 
 dtypes = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-worker = R3TrainingWorker(TrainingWorkerConfig(
+worker = CountingTrainingWorker(TrainingWorkerConfig(
     model_type="language_model",
     model_config=HFModelConfig(
         path=str(save_model(SMALL, Path(sys.argv[1]))),

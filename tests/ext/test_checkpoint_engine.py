@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from r3_ext.cpu.fork import environment as forks
 from r3_ext.cpu.fork import server as forkserver
 from r3_ext.host import supervise
 
@@ -115,8 +116,8 @@ def said() -> dict:
     """What `PROGRAM` found, as a program of the CPU platform; its Ray workers are forks as well."""
     with supervise.scratch_folder() as folder, forkserver.serving(folder) as python:
         (folder / "program.py").write_text(PROGRAM)
-        changed = {"VERL_PLATFORM": "cpu", "RAY_TMPDIR": str(folder), forkserver.VARIABLE: str(python)}
-        command, env = [str(python), str(folder / "program.py")], {**forkserver.environment(), **changed}
+        changed = {"VERL_PLATFORM": "cpu", "RAY_TMPDIR": str(folder), forks.VARIABLE: str(python)}
+        command, env = [str(python), str(folder / "program.py")], {**forks.environment(), **changed}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     [line] = [line for line in done.stdout.splitlines() if line.startswith("said:")]

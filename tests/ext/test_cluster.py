@@ -11,13 +11,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from r3_ext.doctor import cluster as doctor
-from r3_ext.doctor import gpus
 from r3_ext.doctor.finding import FAIL, OK
 from r3_ext.host import cluster
 from r3_ext.host.supervise import WorkerDied
 from r3_ext.host.units import GIB
-from r3_ext.run import command as launch
+from r3_ext.run import train
 from r3_ext.run.start import Start
+from r3_ext.settings import choose
 
 VERSIONS = {"torch": "2.13.0", "verl": "0.9.1"}
 NODE = {
@@ -103,15 +103,15 @@ def test_checkpoints_and_model_must_be_seen_by_all_nodes(config, nodes):
 
 
 def test_a_head_node_without_gpus_does_not_choose_the_profile(monkeypatch):
-    monkeypatch.setattr(gpus, "list_gpus", lambda: [])
+    monkeypatch.setattr(choose, "list_gpus", lambda: [])
     monkeypatch.delenv("R3_DEVICE", raising=False)
     monkeypatch.delenv(cluster.ADDRESS, raising=False)
-    assert gpus.default_profile() == "embedded"
+    assert choose.default_profile() == "embedded"
     monkeypatch.setenv(cluster.ADDRESS, "10.0.0.1:6379")
     with pytest.raises(ValueError, match="--profile"):
-        gpus.default_profile()
+        choose.default_profile()
     monkeypatch.setenv("R3_DEVICE", "cpu")
-    assert gpus.default_profile() == "embedded"
+    assert choose.default_profile() == "embedded"
 
 
 def test_the_loggers_of_a_cluster_write_into_the_run_folder_and_the_embedded_profile_goes_along(monkeypatch, tmp_path):
@@ -120,7 +120,7 @@ def test_the_loggers_of_a_cluster_write_into_the_run_folder_and_the_embedded_pro
         texts = [text.removeprefix("++ray_kwargs.ray_init.runtime_env.env_vars.") for text in env(start)]
         return dict(text.split("=", 1) for text in texts)
 
-    env = launch.environment_overrides
+    env = train.environment_overrides
     monkeypatch.delenv(cluster.ADDRESS, raising=False)
     files = {"VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR"}
     assert variables("embedded").keys() == files
@@ -134,7 +134,7 @@ def test_the_loggers_of_a_cluster_write_into_the_run_folder_and_the_embedded_pro
 
 
 def launch_environment() -> set[str]:
-    from r3_ext.cpu.fork.server import ENVIRONMENT
+    from r3_ext.cpu.fork.environment import ENVIRONMENT
 
     return set(ENVIRONMENT)
 

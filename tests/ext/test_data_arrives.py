@@ -14,8 +14,8 @@ import pytest
 from omegaconf import open_dict
 
 from r3_ext.data import check as rows
-from r3_ext.run.command import compose_config
 from r3_ext.settings import prepare
+from r3_ext.settings.compose import compose_config
 from r3_ext.tiny import tiny_model
 from recipe.common.query_ids import make_query_id
 from recipe.r3.r3_trainer import R3Trainer

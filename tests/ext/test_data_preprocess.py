@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from r3_ext.data import problems as data
+from r3_ext.data import read, write
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("R3_SHARED_DATA", ROOT.parent / "shared" / "data"))
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no data files in {SHARED}; set R3_SHARED_DATA")
+DATA = os.environ.get("R3_TEST_DATA")
+needs_data = pytest.mark.skipif(not DATA, reason="R3_TEST_DATA names no folder of data sets (tests/README.md)")
 
 
 def run(script: str, *arguments) -> str:
@@ -37,7 +38,7 @@ def clean(*pairs: tuple[str, str], **options) -> tuple[list[data.Problem], Count
 
 def test_a_row_has_the_schema_verl_reads():
     problem = data.Problem("What is 1+1?", "2", source="aime", index=7)
-    assert data.to_row(problem, "deepscaler", "train") == {
+    assert write.to_row(problem, "deepscaler", "train") == {
         "query_id": data.query_id("What is 1+1?"),
         "data_source": "deepscaler",
         "prompt": [
@@ -133,15 +134,15 @@ def test_a_missing_column_is_named_with_what_was_found_and_what_is_accepted():
 def test_a_file_that_cannot_be_read_says_why(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        data.read_rows(str(tmp_path / name))
+        read.read_rows(str(tmp_path / name))
 
 
 def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id(tmp_path):
     for source in (str(tmp_path / "none"), "data/none.parquet"):
         with pytest.raises(ValueError, match="no such file"):
-            data.read_rows(source)
+            read.read_rows(source)
     with pytest.raises(ValueError, match="no data file found"):
-        data.read_rows(str(tmp_path))
+        read.read_rows(str(tmp_path))
 
 
 def test_numbers_lists_and_missing_answers_become_text():
@@ -152,8 +153,8 @@ def test_numbers_lists_and_missing_answers_become_text():
 
 def test_our_own_files_can_be_read_again(tmp_path):
     problems = [data.Problem("Найди é ∑ 中文 🙂", "½", "aime", 3), data.Problem("q", "2", "other", 4)]
-    data.write_rows(tmp_path / "a.parquet", [data.to_row(p, "deepscaler", "train") for p in problems], {"counts": {}})
-    rows, origin = data.read_rows(str(tmp_path))  # the report beside it is not data
+    write.write_rows(tmp_path / "a.parquet", [write.to_row(p, "deepscaler", "train") for p in problems], {"counts": {}})
+    rows, origin = read.read_rows(str(tmp_path))  # the report beside it is not data
     again = data.to_problems(rows, "a.parquet", "deepscaler")
     assert [(p.text, p.answer, p.source) for p in again] == [(p.text, p.answer, p.source) for p in problems]
     assert list(origin["files"]) == ["a.parquet"]
@@ -161,7 +162,7 @@ def test_our_own_files_can_be_read_again(tmp_path):
 
 def test_nothing_left_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no rows left"):
-        data.write_rows(tmp_path / "a.parquet", [])
+        write.write_rows(tmp_path / "a.parquet", [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,7 +192,7 @@ def test_deepscaler_writes_rows_that_verl_can_load_and_a_report(tmp_path):
     printed = run("deepscaler.py", "--source", source, "--output", output, "--exclude", bench)
     assert "in_benchmark" in printed
     table = pq.read_table(output)
-    assert table.schema.equals(data.SCHEMA) and table.num_rows == 9
+    assert table.schema.equals(write.SCHEMA) and table.num_rows == 9
     report = json.loads(Path(f"{output}.json").read_text())
     assert report["counts"]["in_benchmark"] == 1 and report["counts"]["train"] == 9
     assert len(report["origin"]["files"]["source.jsonl"]) == 64
@@ -216,17 +217,17 @@ def test_benchmarks_keep_their_order_and_name_a_missing_file(tmp_path):
     assert "exactly one of minerva.parquet" in error.value.stderr
 
 
-@needs_shared
+@needs_data
 def test_real_benchmarks_lose_no_problem(tmp_path):
-    run("benchmarks.py", "--folder", SHARED / "eval", "--output-dir", tmp_path)
+    run("benchmarks.py", "--folder", Path(DATA) / "eval", "--output-dir", tmp_path)
     sizes = {path.stem: pq.read_table(path).num_rows for path in tmp_path.glob("*.parquet")}
     assert sizes == {"aime24": 30, "math500": 500, "amc23": 83, "minerva": 272, "olympiadbench": 675}
 
 
-@needs_shared
+@needs_data
 def test_real_training_set_loses_conflicts_and_the_eight_benchmark_copies(tmp_path):
-    source, output = SHARED / "deepscaler_train.parquet", tmp_path / "train.parquet"
-    run("deepscaler.py", "--source", source, "--output", output, "--exclude", SHARED / "eval")
+    source, output = Path(DATA) / "deepscaler_train.parquet", tmp_path / "train.parquet"
+    run("deepscaler.py", "--source", source, "--output", output, "--exclude", Path(DATA) / "eval")
     counts = json.loads(Path(f"{output}.json").read_text())["counts"]
     assert counts["read"] == 39304 and counts["in_benchmark"] == 8
     assert counts["read"] == sum(number for name, number in counts.items() if name != "read")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from r3_ext.run.command import ROOT
-from r3_ext.study import command
+from r3_ext.settings.compose import ROOT
+from r3_ext.study import cells, command
 from r3_ext.study.design import choices, read_design
 
 PLAN = {
@@ -185,7 +185,7 @@ def test_cells_follow_what_the_tuning_found(tmp_path):
     record(out / "fast", {8: 0.5, 9: 0.6}, "grpo", "dapo")
     (study,) = command.studies_of(args, read_design(file))
     assert study.tuned["r3"] == ["lr=fast"]
-    assert command.cell_command(study, "embedded", "r3", 1)[-2:] == ["data.seed=1", "lr=fast"]
+    assert cells.cell_command(study, "embedded", "r3", 1)[-2:] == ["data.seed=1", "lr=fast"]
     assert command.plan_of(study, "embedded")["tuned"] == {arm: ["lr=fast"] for arm in ("r3", "grpo", "dapo")}
 
 
@@ -202,8 +202,8 @@ def test_one_command_tunes_first_and_trains_the_rest_as_it_found(tmp_path, monke
         (study.out / "curves.csv").write_text("arm,seed,generated_tokens,accuracy\n" + "".join(lines))
         return []
 
-    monkeypatch.setattr(command, "train", train)
-    monkeypatch.setattr(command, "shared_interpreter", lambda profile: nullcontext(("env", None)))
+    monkeypatch.setattr(cells, "train", train)
+    monkeypatch.setattr(cells, "shared_interpreter", lambda profile: nullcontext(("env", None)))
     plan = tuned()
     for experiment in plan["experiments"].values():
         experiment["overrides"] = []
@@ -248,7 +248,7 @@ def test_experiments_are_studies_of_their_own(tmp_path):
     args = command.parse(["--plan", str(written(tmp_path)), "--out", str(tmp_path), "--only", "neutral", "more"])
     more, neutral = command.studies_of(args, read_design(args.plan))
     assert (more.out, more.arms, more.seeds, more.world) == (tmp_path / "main", ("dapo",), [0, 1], "")
-    told = command.cell_command(neutral, "embedded", "r3", 2)
+    told = cells.cell_command(neutral, "embedded", "r3", 2)
     assert told[told.index("--world") + 1] == "mistaken=0,seed=2" and told[told.index("--until-tokens") + 1] == "50"
     assert told[-1] == "data.seed=1" and neutral.out == tmp_path / "neutral"
     args.only = ["mian"]
@@ -305,5 +305,6 @@ def test_the_record_says_of_each_hypothesis_whether_it_is_held(tmp_path, capsys)
     page = (out / "results.md").read_text()
     assert "| R^3, all three | 0.517 ±" in page and "dots.png" not in page, "of an arm alone there is no figure"
     shutil.rmtree(out / "main")
+    (out / "curves.csv").unlink()
     assert command.main(["--plan", str(file), "--out", str(out), "--summarise"]) == 2
     assert "holds no experiment of" in capsys.readouterr().out

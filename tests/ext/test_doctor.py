@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from r3_ext import cli
 from r3_ext.data import problems as data
+from r3_ext.data.write import SCHEMA, to_row, write_rows
 from r3_ext.doctor import (
     command,
     data_files,
@@ -30,9 +31,9 @@ from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.doctor.network import check_network
 from r3_ext.host.units import GIB, human
-from r3_ext.run import command as launch
-from r3_ext.run.command import compose_config
-from r3_ext.settings.compose import choices
+from r3_ext.run.environment import replace_read_only_home
+from r3_ext.settings import choose
+from r3_ext.settings.compose import choices, compose_config
 from r3_ext.tiny import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -100,11 +101,11 @@ def gpu_config(composed):
 
 def rows(number: int) -> list[dict]:
     problems = [data.Problem(f"What is {index} + 1?", str(index + 1), "test", index) for index in range(number)]
-    return [data.to_row(problem, "test", "train") for problem in problems]
+    return [to_row(problem, "test", "train") for problem in problems]
 
 
 def write(path, number: int):
-    data.write_rows(path, rows(number))
+    write_rows(path, rows(number))
     return path
 
 
@@ -197,7 +198,7 @@ class TestMachine:
         monkeypatch.setenv("HOME", str(tmp_path / "none"))
         assert only(machine.check_home(config), WARN).found.endswith("none cannot be written")
         said = []
-        launch.replace_read_only_home(tmp_path / "cache", said.append)
+        replace_read_only_home(tmp_path / "cache", said.append)
         assert os.environ["HOME"] == str(tmp_path / "cache" / "home") and len(said) == 1
         assert machine.check_home(config) == []
 
@@ -316,9 +317,9 @@ class TestGPUs:
     @pytest.mark.parametrize(
         "wanted, gpu_found, of_cpu, of_gpu, default",
         [
-            ("", True, [], [], "gpu_8x80gb"),
+            ("", True, [], [], "gpu_1x80gb"),
             ("gpu", False, [FAIL], [FAIL], "embedded"),
-            ("gpu", True, [WARN], [], "gpu_8x80gb"),
+            ("gpu", True, [WARN], [], "gpu_1x80gb"),
             ("cpu", True, [], [WARN], "embedded"),
             ("tpu", False, [FAIL], [FAIL], "embedded"),
         ],
@@ -327,9 +328,30 @@ class TestGPUs:
         self, config, gpu_config, monkeypatch, wanted, gpu_found, of_cpu, of_gpu, default
     ):
         monkeypatch.setenv("R3_DEVICE", wanted)
-        monkeypatch.setattr(gpus, "list_gpus", lambda: [gpus.GPU("H100", 79.6, 0.0, "580.1")] * gpu_found)
+        for module in (gpus, choose):
+            monkeypatch.setattr(module, "list_gpus", lambda: [gpus.GPU("H100", 79.6, 0.0, "580.1")] * gpu_found)
         assert levels(gpus.check_device(config)) == of_cpu and levels(gpus.check_device(gpu_config)) == of_gpu
-        assert gpus.default_profile() == default
+        assert choose.default_profile() == default
+
+    @pytest.mark.parametrize(
+        "number, gib, profile",
+        [
+            (8, 79.6, "gpu_8x80gb"),
+            (9, 139.8, "gpu_8x80gb"),
+            (8, 40.0, "gpu_8x40gb"),
+            (5, 79.6, "gpu_4x80gb"),
+            (2, 79.6, "gpu_1x80gb"),
+            (4, 40.0, "gpu_1x24gb"),
+            (1, 23034 / 1024, "gpu_1x24gb"),  # an L4
+        ],
+    )
+    def test_the_default_profile_is_the_largest_that_fits(self, number, gib, profile):
+        assert choose.largest_profile(number, gib) == profile
+
+    @pytest.mark.parametrize("gib", [15.0, 0.0])
+    def test_no_profile_fits(self, gib):
+        with pytest.raises(ValueError, match=rf"1 GPU of {gib:.0f} GiB.*gpu_1x24gb, .*gpu_8x80gb with --profile"):
+            choose.largest_profile(1, gib)
 
     def test_not_asked_for(self, config):
         assert gpus.check_gpus(config) == []
@@ -337,7 +359,8 @@ class TestGPUs:
     @pytest.fixture
     def versions(self, monkeypatch):
         versions = {}
-        monkeypatch.setattr(speed, "installed_version", versions.get)
+        for module in (speed, choose):
+            monkeypatch.setattr(module, "installed_version", versions.get)
         return versions
 
     def test_plain_attention_on_packed_rows_says_what_it_costs(self, gpu_config, versions):
@@ -361,13 +384,13 @@ class TestGPUs:
     def test_kernels_that_transformers_cannot_import_are_found(self, gpu_config, versions, version):
         versions["kernels"] = version
         assert f"kernels {version}" in only(speed.check_attention(gpu_config), FAIL).found
-        assert speed.attention_override("gpu_1x80gb") == []
+        assert choose.attention_override("gpu_1x80gb") == []
 
     def test_a_run_takes_the_attention_that_is_installed_and_no_other(self, versions):
-        assert speed.attention_override("gpu_1x80gb") == []
+        assert choose.attention_override("gpu_1x80gb") == []
         versions["kernels"] = "0.12.3"
-        assert speed.attention_override("gpu_1x80gb") == [f"{speed.ATTENTION}=flash_attention_2"]
-        assert speed.attention_override("embedded") == []
+        assert choose.attention_override("gpu_1x80gb") == [f"{speed.ATTENTION}=flash_attention_2"]
+        assert choose.attention_override("embedded") == []
 
     def test_the_doctor_looks_at_the_attention_that_a_run_would_take(self, versions, tmp_path):
         versions["kernels"] = "0.12.3"
@@ -514,7 +537,7 @@ class TestData:
         assert levels(data_files.check_data(config)) == [FAIL, OK]
 
     def test_empty_parquet(self, config, train_file):
-        pq.write_table(data.SCHEMA.empty_table(), train_file)
+        pq.write_table(SCHEMA.empty_table(), train_file)
         assert "no rows" in only(data_files.check_data(config), FAIL).found
 
     @pytest.mark.parametrize("column", ["prompt", "reward_model", "data_source"])
@@ -736,6 +759,11 @@ class TestConfig:
             config = compose_config([f"+profile={profile}", f"+method={method}"])
             assert settings.wrong_values(config) == [], (profile, method)
 
+    def test_verls_own_trainer_takes_the_settings_of_the_baselines(self):
+        for method in ("grpo", "dapo"):
+            config = compose_config(["+profile=embedded", f"+method={method}", "trainer.v1.trainer_mode=sync"])
+            assert settings.wrong_values(config) == []
+
     def test_what_verl_takes_is_let_through(self):
         """Other engines have other settings; null where verl asks for it; texts where there are lists, and lists."""
         for overrides in (
@@ -825,6 +853,17 @@ class TestCommand:
         assert command.main(["data.train_batch_size=8", "--profile", "embedded", "--json"]) == 0
         assert "8 prompts" in json.loads(capsys.readouterr().out)["findings"][0]["found"]
         assert command.main(["algorithm.r3.replay.k=0", "--profile", "embedded"]) == 1
+
+    def test_it_says_so_without_any_of_them(self):
+        code = (
+            "import sys\n"
+            "sys.modules |= dict.fromkeys(('hydra', 'omegaconf', 'packaging', 'rich', 'ray', 'torch', 'verl'))\n"
+            "from r3_ext.doctor import command\n"
+            "command.installed_version = lambda name: None\n"
+            "sys.exit(command.main([]))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, "") and "missing: packaging, hydra-core" in done.stdout
 
     def test_packages_missing_that_the_doctor_itself_needs(self, capsys, monkeypatch):
         monkeypatch.setattr(command, "installed_version", lambda name: None)

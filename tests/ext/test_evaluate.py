@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from r3_ext.data import problems as data
+from r3_ext.data import write
 from r3_ext.evaluate import EvaluationError, benchmarks, command, compare, generate, hard, plan, results, score
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("R3_SHARED_DATA", ROOT.parent / "shared" / "data")) / "eval"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no data files in {SHARED}; set R3_SHARED_DATA")
+DATA = os.environ.get("R3_TEST_DATA")
+EVAL = Path(DATA or ".") / "eval"
+needs_data = pytest.mark.skipif(not DATA, reason="R3_TEST_DATA names no folder of data sets (tests/README.md)")
 GOLDEN = ROOT / "tests" / "data" / "released.jsonl"
 SAMPLING = plan.Sampling(n=16, max_tokens=8192, temperature=0.6, top_p=0.95, seed=0, limit=None)
 
@@ -67,7 +69,7 @@ def test_the_hash_sees_words_answers_rows_and_order_and_nothing_else():
 def test_a_raw_and_a_converted_file_have_one_hash(tmp_path):
     raw = write_jsonl(tmp_path / "raw.jsonl", [{"problem": f"p{i} ", "answer": f"0{i}"} for i in range(5)])
     problems, _ = benchmarks.read_problems(raw, "x")
-    data.write_rows(tmp_path / "converted.parquet", [data.to_row(p, "x", "test") for p in problems])
+    write.write_rows(tmp_path / "converted.parquet", [write.to_row(p, "x", "test") for p in problems])
     hashes = {benchmarks.load(f"x={file}", tmp_path).hash for file in (raw, tmp_path / "converted.parquet")}
     assert len(hashes) == 1
 
@@ -85,18 +87,18 @@ def test_a_changed_benchmark_file_is_refused_with_both_hashes(tmp_path, monkeypa
     assert benchmarks.load(f"own={file}", tmp_path).hash in str(error.value)
 
 
-@needs_shared
+@needs_data
 @pytest.mark.parametrize("name", benchmarks.KNOWN)
 def test_the_benchmark_files_are_the_known_ones(name):
-    benchmark = benchmarks.load(name, SHARED)
+    benchmark = benchmarks.load(name, EVAL)
     assert len(benchmark.problems) == benchmarks.KNOWN[name].problems
     assert benchmarks.name_of(benchmark.problems, "other")[0] == name
 
 
-@needs_shared
+@needs_data
 def test_amc23_40_is_the_part_of_amc23_from_2023():
-    ids = pq.read_table(SHARED / "amc23.parquet")["id"].to_pylist()
-    part = benchmarks.load("amc23_40", SHARED).problems
+    ids = pq.read_table(EVAL / "amc23.parquet")["id"].to_pylist()
+    part = benchmarks.load("amc23_40", EVAL).problems
     assert [ids[p.index] for p in part] == [one for one in ids if one.startswith("2023_")]
 
 
@@ -492,7 +494,7 @@ GOOD = {"problem": "p", "answer": "1", "responses": ["x"]}
         ({**GOOD, "response_tokens": "5"}, "row 1: response_tokens must be"),
         ({**GOOD, "response_tokens": {"a": 1}}, "row 1: response_tokens must be"),
         ({**GOOD, "response_tokens": True}, "row 1: response_tokens must be"),
-        ({**GOOD, "responses": ["\ud800"]}, "row 1: responses must be a list of texts"),
+        ({**GOOD, "responses": ["\ud800"]}, "row 1: responses holds half a character"),
         ({**GOOD, "problem": "\ud800"}, "row 1: problem holds half a character"),
         ({**GOOD, "answer": None}, "row 1: answer must not be empty"),
         (5, "every row must be a JSON object"),

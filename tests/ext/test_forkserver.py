@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from r3_ext.cpu.fork import environment as forks
 from r3_ext.cpu.fork import server as forkserver
 from r3_ext.host import private_network, supervise
 
@@ -23,7 +24,7 @@ def folder():
 
 
 def run(python, *arguments: str, env: dict | None = None, **settings) -> subprocess.CompletedProcess:
-    env = forkserver.environment() if env is None else env
+    env = forks.environment() if env is None else env
     return subprocess.run(
         [str(python), *arguments], env=env, capture_output=True, text=True, timeout=60, check=False, **settings
     )
@@ -57,7 +58,7 @@ def test_a_fork_does_what_a_new_interpreter_does(folder, tmp_path, arguments):
 
 
 def test_a_fork_has_its_temporary_files_where_it_is_told(folder, tmp_path):
-    env = {**forkserver.environment(), "TMPDIR": str(tmp_path)}
+    env = {**forks.environment(), "TMPDIR": str(tmp_path)}
     asked = "-c", "import tempfile; print(tempfile.gettempdir())"
     assert run(folder / forkserver.EXECUTABLE, *asked, env=env).stdout.strip() == str(tmp_path)
 
@@ -84,7 +85,7 @@ def test_a_script_and_its_inherited_descriptors(folder, tmp_path):
     ("arguments", "variable"), [(("-X", "dev", "-c", "pass"), {}), (("-c", "pass"), {"OMP_NUM_THREADS": "2"})]
 )
 def test_what_a_fork_could_not_be_is_a_new_interpreter(folder, arguments, variable):
-    env = {**forkserver.environment(), **variable}
+    env = {**forks.environment(), **variable}
     code = "import sys, torch; print(sys.flags.dev_mode, torch.get_num_threads(), 'vllm' in sys.modules)"
     done = run(folder / forkserver.EXECUTABLE, *arguments[:-1], code, env=env)
     assert done.stdout.split() == [str("-X" in arguments), variable.get("OMP_NUM_THREADS", "1"), "False"]
@@ -116,7 +117,7 @@ def test_each_fork_has_random_numbers_of_its_own(folder):
 def test_titles_are_what_the_supervisor_looks_for(folder, title, code):
     code = f"{code}; print(open('/proc/self/cmdline').read().strip(chr(0)))"
     # Another environment than the server's, as Ray's workers have.
-    env = {name: value for name, value in forkserver.environment().items() if name != "HOME"}
+    env = {name: value for name, value in forks.environment().items() if name != "HOME"}
     assert run(folder / forkserver.EXECUTABLE, "-c", code, env={**env, "MORE": "x"}).stdout == f"{title}\n"
 
 
@@ -124,7 +125,7 @@ def start_sleeper(folder: Path, env: dict | None = None) -> tuple[subprocess.Pop
     """The client of a fork that sleeps, and the fork."""
     command = [folder / forkserver.EXECUTABLE, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
     client = subprocess.Popen(
-        command, env=env or forkserver.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, env=env or forks.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     return client, psutil.Process(int(client.stdout.readline()))
 
@@ -152,7 +153,7 @@ def test_without_a_server_the_client_starts_a_new_interpreter(tmp_path):
 def test_the_server_ends_with_the_process_that_started_it():
     with supervise.scratch_folder() as folder:
         command = [sys.executable, "-m", "r3_ext.cpu.fork.server", str(folder)]
-        process = subprocess.Popen(command, env=forkserver.environment(), stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, env=forks.environment(), stdout=subprocess.PIPE, text=True)
         process.stdout.readline()
         [server] = psutil.Process(process.pid).children()
         client, fork = start_sleeper(folder)
@@ -185,13 +186,13 @@ def test_a_server_for_several_runs_ends_when_its_starter_is_killed():
 def test_multiprocessing_spawns_forks(folder):
     code = (
         "import multiprocessing, os, sys\n"
-        "from r3_ext.cpu.fork import server as forkserver\n"
-        "forkserver.use_for_spawned_processes()\n"
+        "from r3_ext.cpu.fork import environment as forks\n"
+        "forks.use_for_spawned_processes()\n"
         "context = multiprocessing.get_context('spawn')\n"
         "with context.Pool(1) as pool:\n"
         "    print(pool.apply(eval, (\"'vllm' in __import__('sys').modules\",)))\n"
     )
-    env = {**forkserver.environment(), forkserver.VARIABLE: str(folder / forkserver.EXECUTABLE)}
+    env = {**forks.environment(), forks.VARIABLE: str(folder / forkserver.EXECUTABLE)}
     done = run(sys.executable, "-c", code, env=env)
     assert done.stdout.strip() == "True", done.stderr
 

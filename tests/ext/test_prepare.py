@@ -13,8 +13,8 @@ import pytest
 from r3_ext.data import convert
 from r3_ext.data import problems as data
 from r3_ext.host import hub
-from r3_ext.run.command import compose_config
 from r3_ext.settings import prepare
+from r3_ext.settings.compose import compose_config
 from r3_ext.tiny import warm_start
 from r3_ext.tiny.world import World
 
@@ -170,7 +170,7 @@ def test_a_hub_out_of_reach_is_one_sentence_with_the_way_out(prepared, tmp_path)
 )
 def test_no_waiting_for_a_hub_that_is_out_of_reach(endpoint, tmp_path):
     """In a process of its own: what is known of the hub is known for good. Retries would take 20 s a request."""
-    code = "from r3_ext.data import problems as data; data.load_from_hub('nobody/nothing')"
+    code = "from r3_ext.data import read; read.load_from_hub('nobody/nothing')"
     env = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     env.pop("HF_HUB_OFFLINE", None)
     result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
@@ -272,11 +272,11 @@ WRONG = {
     ),
     "long number": (
         lambda d: lines(d / "a.jsonl", GOOD, f'{{"problem": "a", "answer": {"7" * 5000}}}'),
-        "a.jsonl, line 2: .*a number of over 4,300 digits",
+        "a.jsonl, line 2: .*4300 digits",
     ),
     "long number in a list": (
         lambda d: lines(d / "a.json", f"[{GOOD},", f'{{"problem": "a", "answer": {"7" * 5000}}}]'),
-        "a.json: .*a number of over 4,300 digits: line 2 column 28",
+        "a.json: .*4300 digits",
     ),
     "half a character": (
         lambda d: write_lines(d / "a.jsonl", [{"problem": "a", "answer": "1"}, {"problem": "\ud800", "answer": "1"}]),
@@ -330,7 +330,7 @@ WRONG = {
 }
 
 
-FEW_ROWS = ("no usable row", "empty group", "mixed columns", "half a character elsewhere")
+FEW_ROWS = ("no usable row", "empty group", "mixed columns")
 """Of these the tiny model says first that it wants more rows."""
 
 

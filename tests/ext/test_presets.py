@@ -15,11 +15,13 @@ from omegaconf import OmegaConf
 from r3_ext.doctor.finding import OK, WARN
 from r3_ext.doctor.settings import check_config
 from r3_ext.doctor.speed import check_attention, check_log_probs
+from r3_ext.recipes import R3
 from r3_ext.settings import sizing
-from r3_ext.settings.compose import RECIPE_CONFIG, choices, compose_config
-from recipe.common.trainer.measured import BaselineTrainer, LedgerMixin, MeasuredMixin
+from r3_ext.settings.compose import base_overrides, choices, compose_config
+from recipe.common.trainer.baseline import BaselineMixin, BaselineTrainer
+from recipe.common.trainer.measured import LedgerMixin, MeasuredMixin
 from recipe.common.trainer.stop import StoppableMixin
-from recipe.r3.r3_config import validate_r3_config
+from recipe.r3.config.r3_rules import validate_r3_config
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
@@ -136,7 +138,7 @@ def composed():
 
     def get(profile: str, method: str = "r3"):
         if (profile, method) not in known:
-            known[profile, method] = compose_config([f"+profile={profile}", f"+method={method}"])
+            known[profile, method] = compose_config(base_overrides(profile, method))
         return known[profile, method].copy()
 
     return get
@@ -158,7 +160,7 @@ def differences(profile: str, other: str, get) -> list[str]:
 
 def test_no_file_is_left_out():
     assert [choices(group) for group in ("profile", "method", "mode")] == [PROFILES, METHODS, MODES]
-    assert sorted(path.name for path in RECIPE_CONFIG.glob("*.yaml")) == ["r3.yaml", "r3_trainer.yaml"]
+    assert sorted(path.name for path in R3.folder.glob("*.yaml")) == ["r3.yaml", "r3_trainer.yaml"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -197,7 +199,7 @@ def test_the_recipes_own_script_is_the_default_profile(composed, tmp_path):
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     fake.chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DATA": "train.parquet", "VAL_DATA": "val.parquet"}
-    script = ["bash", RECIPE_CONFIG.parent / "run_r3_deepscaler.sh", "data.seed=3"]
+    script = ["bash", R3.folder.parent / "run_r3_deepscaler.sh", "data.seed=3"]
     said = subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
     assert (said[:2], said[-1]) == (["-m", "recipe.r3.main_r3"], "data.seed=3"), "what is given comes last"
     theirs, ours = (
@@ -222,8 +224,11 @@ def test_grpo_is_verls_own_trainer(composed):
     config = composed(DEFAULT, "grpo")
     assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("baseline", "grpo")
     # Verl's own but for what it measures, how it ends when asked to, and the watch over its workers.
-    assert BaselineTrainer.__mro__[1:] == (MeasuredMixin, StoppableMixin, LedgerMixin, *PPOTrainerSync.__mro__)
-    own = [name for name in BaselineTrainer.__dict__ if not name.startswith(("__", "_abc"))]
+    mixins = BaselineMixin, MeasuredMixin, StoppableMixin, LedgerMixin
+    assert BaselineTrainer.__mro__[1:] == (*mixins, *PPOTrainerSync.__mro__)
+    own = [
+        name for cls in (BaselineTrainer, BaselineMixin) for name in vars(cls) if not name.startswith(("__", "_abc"))
+    ]
     assert own == ["on_train_begin"]
     assert config.trainer.v1.sampler.custom_sampler == {"path": None, "name": None}
     assert not config.algorithm.filter_groups.enable
@@ -257,18 +262,20 @@ def test_the_literal_reading_of_the_paper_differs_in_these_settings_only(compose
         "ranking.finished_reward": "zero",
         "ranking.norm_by_std": True,
     }
-    table = (RECIPE_CONFIG.parent / "README.md").read_text()
+    table = (R3.folder.parent / "README.md").read_text()
     assert all(f"| `{key}` |" in table for key in changed)
 
 
 def test_methods_share_everything_but_the_method(composed):
     r3, grpo = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("r3", "grpo"))
-    assert {key for key in r3 if r3[key] != grpo[key]} == {
+    assert {key for key in r3 if r3[key] != grpo.get(key) and not key.startswith("algorithm.r3.")} == {
         "algorithm.adv_estimator",
         "trainer.v1.trainer_mode",
         "trainer.v1.sampler.custom_sampler.path",
         "trainer.v1.sampler.custom_sampler.name",
+        "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES",
     }
+    assert not [key for key in grpo if key not in r3 or key.startswith("algorithm.r3")]
 
 
 def test_the_second_reflection_wording_is_for_any_task():
@@ -324,7 +331,7 @@ actor_rollout_ref: {actor: {ppo_mini_batch_size: 8}}
     with initialize_config_dir(str(tmp_path), version_base=None):
         config = compose("mine")
     validate_r3_config(config)
-    with initialize_config_dir(str(RECIPE_CONFIG), version_base=None):
+    with initialize_config_dir(str(R3.folder), version_base=None):
         ours = compose("r3_trainer", ["data.train_batch_size=32", "actor_rollout_ref.actor.ppo_mini_batch_size=8"])
     assert config == ours
 
@@ -371,7 +378,7 @@ SEPARATE = BOTH_MODES | {
 )
 def test_a_mode_changes_these_settings_only_and_verls_trainer_takes_them(composed, profile, mode, settings):
     name = mode.removeprefix("embedded_")
-    overrides = [f"+profile={profile}", "+method=grpo", f"+mode={mode}", f"trainer.v1.trainer_mode={name}"]
+    overrides = [*base_overrides(profile, "grpo"), f"+mode={mode}", f"trainer.v1.trainer_mode={name}"]
     config = compose_config(overrides)
     without, given = (
         leaves(OmegaConf.to_container(tree, resolve=False)) for tree in (composed(profile, "grpo"), config)
@@ -390,5 +397,5 @@ def test_a_mode_changes_these_settings_only_and_verls_trainer_takes_them(compose
 
 
 if __name__ == "__main__":
-    for name in differences("embedded", DEFAULT, lambda name: compose_config([f"+profile={name}", "+method=r3"])):
+    for name in differences("embedded", DEFAULT, lambda name: compose_config(base_overrides(name, "r3"))):
         print(f'    "{name}",')

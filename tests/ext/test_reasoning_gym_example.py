@@ -23,8 +23,8 @@ from r3_ext.data import problems as data
 from r3_ext.doctor.finding import OK
 from r3_ext.doctor.settings import check_config
 from r3_ext.run import command as launch
-from r3_ext.run.command import compose_config
 from r3_ext.settings import prepare
+from r3_ext.settings.compose import compose_config
 from r3_ext.tiny import warm_start
 from recipe.common.reward.function import RewardFunction, Verdict, load_function
 

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from r3_ext.cli import main
-from r3_ext.data.problems import Problem, to_row, write_rows
+from r3_ext.data.problems import Problem
+from r3_ext.data.write import to_row, write_rows
 from r3_ext.r3.rehearse import predict, report, steps, weights
 from r3_ext.r3.rehearse.measured import Measured, received
 from r3_ext.r3.rehearse.predict import Course, Seconds
@@ -20,8 +21,8 @@ from r3_ext.record import memory
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import compose_config
 from r3_ext.tiny.tiny_model import train_tokenizer
+from recipe.r3.config.r3_config import ReflectionConfig, load_r3_config
 from recipe.r3.history.store import History
-from recipe.r3.r3_config import ReflectionConfig, load_r3_config
 from recipe.r3.reflection import ReflectionPlanner
 
 LONGEST = 4096 + 8192
@@ -92,8 +93,8 @@ def test_caps_by_hand():
     config, r3 = embedded("algorithm.r3.replay.k=3", "algorithm.r3.reflection.max_fraction=0.3")
     # 16 prompts x 4; 4 of them reflected on; 3 rows for each of the 20 groups, all of which are ranked
     assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 4, "replayed": 60, "ranked": 20}
-    config, r3 = embedded("algorithm.r3.replay.reflection_groups=False", "algorithm.r3.ranking.enable=False")
-    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 4, "replayed": 16, "ranked": 0}
+    config, r3 = embedded("algorithm.r3.ranking.enable=False")
+    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 4, "replayed": 20, "ranked": 0}
     off = [f"algorithm.r3.{name}.enable=False" for name in ("replay", "reflection", "ranking")]
     config, r3 = embedded(*off)
     assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 0, "replayed": 0, "ranked": 0}
@@ -129,7 +130,7 @@ def test_the_planner_and_the_history_find_the_worst_case(tmp_path, rows, tokeniz
 
     ids = [data.query_id(row) for row in worst]
     path = str(tmp_path / "history.sqlite")
-    steps.plant(path, r3, ids[:4], ids[4:], cut_off, 48, list(range(300, 340)))
+    steps.plant(path, config, r3, ids[:4], ids[4:], cut_off, list(range(300, 340)))
     history = History(path, r3.history.max_per_outcome)
     planner = ReflectionPlanner(r3.reflection, history, tokenizer, {}, "single_turn_agent", 16, 512, seed=0)
     columns = {"query_id": ids, "raw_prompt": [row["prompt"] for row in worst], "uid": ids}

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from r3_ext.record.folder import append
-from r3_ext.report import figures, findings, opening
+from r3_ext.report import figures, findings, opening, readers
 from r3_ext.report.bands import interval, limits, seed_band, smooth, thin, window_of
 from r3_ext.report.command import main, write
 from r3_ext.report.runs import Arm, ReportError, Run, arms_of, find_folders, generated_tokens, load_run
-from r3_ext.run.command import report_line
+from r3_ext.run.finish import report_line
 
 pytestmark = pytest.mark.slow
 
@@ -203,10 +203,10 @@ def test_a_config_that_stands_for_more_than_memory_holds_is_a_remark(tmp_path):
 
 
 def test_the_ledger_adds_up_to_all_groups_though_some_are_both_replayed_and_ranked():
-    assert figures.ledger(training_row(1)) == [3, 3, 1, 0, 1]
+    assert readers.ledger(training_row(1)) == [3, 3, 1, 0, 1]
     # Of three all wrong none is left, of two all right one.
-    assert [share(training_row(1)) for share in figures.RESCUED] == [1, 1 / 2]
-    assert figures.RESCUED[0](training_row(1, **{"groups/all_wrong": 0, "groups/all_correct": 5})) is None
+    assert [share(training_row(1)) for share in readers.RESCUED] == [1, 1 / 2]
+    assert readers.RESCUED[0](training_row(1, **{"groups/all_wrong": 0, "groups/all_correct": 5})) is None
 
 
 @pytest.mark.parametrize("by", ["step", "tokens"])
@@ -228,7 +228,7 @@ def test_validation_takes_the_logged_interval_and_else_verls_mean(tmp_path):
     band = figures.validation_band(arm, "a/b", "step")
     assert (band.y[0], band.low[0], band.high[0]) == (0.3, 0.2, 0.5)
     assert figures.validation_band(arm, "c", "step").y.tolist() == [0.25]
-    assert figures.mean_pass_at_1(arm.runs[0])(rows[0]) == pytest.approx(0.275)
+    assert readers.mean_pass_at_1(arm.runs[0])(rows[0]) == pytest.approx(0.275)
     (section,) = [one for one in figures.all_sections([arm], "step")[0] if one.key == "validation"]
     assert [panel.styles for panel in section.panels] == [("Pass@1", "Pass@8"), ()]
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
-from r3_ext.doctor import speed
 from r3_ext.record import folder as run_folder
 from r3_ext.record.failure import error_lines
 from r3_ext.record.metrics_file import MetricsFile
 from r3_ext.record.summary import over_starts, read_cut, read_metrics, seconds_of
-from r3_ext.run import changes
+from r3_ext.run import changes, train
 from r3_ext.run import command as launch
 from r3_ext.run.start import FUNCTION, settle
+from r3_ext.settings import choose
 from r3_ext.settings.compose import compose_config, quoted
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def begin(*argv: str, ends: int | None = 0, data: Path | None = None):
     """A run folder as a start with these arguments leaves it, without the training."""
     start = start_of(*argv)
     files = [f"data.train_files={quoted(data)}"] if data else []
-    places = launch.run_overrides(start.folder, start.method, False)
+    places = train.run_overrides(start.folder, start.method, False)
     config = compose_config(start.compose(places + files))
     start.folder.mkdir(parents=True)
     start.record(-1, config, {}, None)
@@ -67,7 +67,7 @@ def begin(*argv: str, ends: int | None = 0, data: Path | None = None):
 
 def compare(start, say=lambda text: None) -> changes.Changes:
     """What the command compares before it loads anything."""
-    places = launch.run_overrides(start.folder, start.method, False)
+    places = train.run_overrides(start.folder, start.method, False)
     return start.check(compose_config(start.compose(places + start.stored_paths())), False, say)
 
 
@@ -93,7 +93,7 @@ def test_a_reward_function_is_found_from_elsewhere_and_a_changed_one_is_another_
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     start = start_of(str(folder), resume=True)
-    config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
+    config = compose_config(start.compose(train.run_overrides(start.folder, start.method, False)))
     assert config.reward.custom_reward_function.path == str(file)
     assert start.check(config, True, lambda text: None) == {}
     file.write_text("def compute_score(): return 1")
@@ -107,7 +107,7 @@ def test_a_changed_function_of_a_module_is_another_run(tmp_path):
     for run, setting in zip("ab", settings, strict=True):
         module.write_text("def compute_score(): pass")
         start = start_of(str(begin("--run", run, setting)), resume=True)
-        config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
+        config = compose_config(start.compose(train.run_overrides(start.folder, start.method, False)))
         assert start.check(config, True, lambda text: None) == {}
         changed = module if run == "a" else tmp_path / "file.py"
         changed.write_text("def compute_score(): return 1")
@@ -159,12 +159,32 @@ def test_nothing_given_changes_nothing():
     assert compare(start_of("a", resume=True)) == {}
 
 
+def test_a_run_from_before_settings_were_renamed_goes_on_unless_it_used_what_is_gone():
+    folder = begin("--run", "a", "data.seed=3", "reward.reward_kwargs.correct_from=2.0")
+    file = folder / "starts.jsonl"
+    file.write_text(file.read_text().replace('"data.seed=3"', '"algorithm.r3.seed=3", "algorithm.r3.rows_folder=/a"'))
+    old = OmegaConf.load(folder / "config.yaml")
+    with open_dict(old):
+        del old.reward.reward_kwargs["correct_from"]
+        old.algorithm.r3.update({"seed": 3, "correct_from": 2.0, "warn_after_steps": 5, "rows_folder": "/a"})
+        old.algorithm.r3.replay.epsilon = 1e-6
+        old.algorithm.r3.ranking.scope = "truncated"
+    OmegaConf.save(old, folder / "config.yaml")
+    start = start_of("a", resume=True)
+    assert "data.seed=3" in start.overrides and compare(start) == {}
+    with open_dict(old):
+        old.algorithm.r3.ranking.scope = "failed"
+    OmegaConf.save(old, folder / "config.yaml")
+    with pytest.raises(ValueError, match="other settings: .*algorithm.r3.ranking.scope"):
+        compare(start_of("a", resume=True))
+
+
 def test_a_run_keeps_its_attention_whatever_is_installed_later(monkeypatch):
     def attention(start):
         return compose_config(start.compose([])).actor_rollout_ref.model.override_config.attn_implementation
 
     versions = {}
-    monkeypatch.setattr(speed, "installed_version", versions.get)
+    monkeypatch.setattr(choose, "installed_version", versions.get)
     begin("--run", "a", "--profile", "gpu_1x80gb")
     versions["flash-attn"] = "2.8.3"
     assert attention(start_of("a", resume=True)) == "sdpa"
@@ -173,7 +193,7 @@ def test_a_run_keeps_its_attention_whatever_is_installed_later(monkeypatch):
     versions.clear()
     assert attention(start_of("b", resume=True)) == "flash_attention_2"
     versions["flash-attn"] = "2.8.3"
-    assert attention(start_of("--run", "c", "--profile", "gpu_1x80gb", f"{speed.ATTENTION}=sdpa")) == "sdpa"
+    assert attention(start_of("--run", "c", "--profile", "gpu_1x80gb", f"{choose.ATTENTION}=sdpa")) == "sdpa"
     assert attention(start_of("--run", "d")) == "sdpa", "without a GPU"
 
 
@@ -185,7 +205,7 @@ def test_the_progress_bar_counts_the_steps_that_verl_takes(tmp_path, settings, s
     file = tmp_path / "train.parquet"
     pq.write_table(pa.table({"prompt": ["p"] * 13}), file)
     given = (f"data.train_files={file}", "data.train_batch_size=4", "trainer.total_epochs=2", *settings)
-    assert launch.total_steps(compose_config(["+profile=embedded", "+method=r3", *given])) == steps
+    assert train.total_steps(compose_config(["+profile=embedded", "+method=r3", *given])) == steps
 
 
 def test_with_change_it_goes_on_as_another_run_and_says_so():
@@ -258,7 +278,7 @@ def test_data_are_kept_by_their_contents(tmp_path, monkeypatch):
     monkeypatch.delenv("DATA")
     start = start_of("a", resume=True)
     assert os.environ["DATA"] == str(first), "a later start in another folder, without DATA, trains on the same file"
-    settings = launch.run_overrides(start.folder, start.method, False)
+    settings = train.run_overrides(start.folder, start.method, False)
 
     def differs(file: Path) -> changes.Changes:
         config = compose_config(start_of("a", resume=True).compose([*settings, f"data.train_files={quoted(file)}"]))
@@ -275,7 +295,7 @@ def test_the_model_is_compared_by_its_files(tmp_path):
     (tmp_path / "m/weights").write_bytes(b"a" * 3_000_000)
     begin("--run", "a", "actor_rollout_ref.model.path=m")
     start = start_of("a", "--change", resume=True)
-    config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
+    config = compose_config(start.compose(train.run_overrides(start.folder, start.method, False)))
     assert start.check(config, True, lambda text: None) == {}
     (tmp_path / "m/weights").write_bytes(b"a" * 2_999_999 + b"b")
     assert list(start.check(config, True, lambda text: None)) == ["content of actor_rollout_ref.model.path"]

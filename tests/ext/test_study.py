@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks import working
 from r3_ext.record import folder as run_folder
+from r3_ext.record.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.record.summary import summarise
 from r3_ext.run import command as launch
-from r3_ext.run.command import ROOT
-from r3_ext.study import arms, command, figure, outcome, text
+from r3_ext.settings.compose import ROOT, compose_config
+from r3_ext.study import arms, cells, command, figure, outcome, text
 from r3_ext.study.design import read_design
 from r3_ext.study.hypotheses import judge, values_of
-from r3_ext.tiny import tasks, warm_start
+from r3_ext.tiny import warm_start
 
 CURVE = (np.array([0.0, 100.0, 200.0]), np.array([0.2, 0.4, 0.3]))
 
@@ -118,14 +118,14 @@ def test_arms_are_compared_seed_by_seed_and_by_the_tokens_to_the_baselines_accur
 @functools.cache
 def r3_settings(overrides):
     """algorithm.r3 in a cell of the embedded profile with these overrides."""
-    config = launch.compose_config(["+profile=embedded", "+method=r3", *arms.EMBEDDED, *overrides])
+    config = compose_config(["+profile=embedded", "+method=r3", *arms.EMBEDDED, *overrides])
     return OmegaConf.to_container(config, resolve=True)["algorithm"]["r3"]
 
 
 @pytest.mark.parametrize(
     ("name", "than"),
     [
-        *((name, "r3") for name in ("k_4", "alpha_2", "tau_0.5", "p_0.05", "own_prompt", "whole", "contrast")),
+        *((name, "r3") for name in ("whole", "contrast", "next_epoch")),
         ("both", "whole"),
         ("failures", "whole"),
     ],
@@ -150,8 +150,13 @@ def test_arms_differ_from_the_full_method_in_their_mechanism_alone():
         only, without = flat(arms.ARMS[name].overrides), flat(arms.ARMS[f"no_{name}"].overrides)
         assert only[key] and not any(only[other] for other in others)
         assert not without[key] and all(without[other] for other in others)
-    control = flat(arms.ARMS["wrong_content"].overrides)
-    assert {key for key in control if control[key] != flat(arms.ARMS["ccr"].overrides)[key]} == {"other_queries"}
+
+
+def test_an_arm_that_has_ended_is_known_and_not_trained(tmp_path):
+    assert arms.title("wrong_content") == "+CCR with answers to other problems"
+    args = command.parse(["--arms", "wrong_content", "--seeds", "0", "--out", str(tmp_path)])
+    with pytest.raises(ValueError, match="has ended: it can be trained at commit cde174c only"):
+        cells.cell_command(args, "embedded", "wrong_content", 0)
 
 
 def cell(folder, validations, code=0):
@@ -166,8 +171,8 @@ def test_a_cell_is_complete_when_it_ended_well_behind_the_budget(tmp_path):
     cell(tmp_path / "failed", (0.1, None, 0.2), code=1)
     cell(tmp_path / "short", (0.1, 0.2))
     cell(tmp_path / "no validation at the end", (0.1, None, None))
-    complete = {path.name for path in tmp_path.iterdir() if command.is_complete(path, 200)}
-    assert complete == {"done"} and not command.is_complete(tmp_path / "absent", 200)
+    complete = {path.name for path in tmp_path.iterdir() if cells.is_complete(path, 200)}
+    assert complete == {"done"} and not cells.is_complete(tmp_path / "absent", 200)
 
 
 DAMAGED = [
@@ -186,7 +191,7 @@ def test_a_damaged_cell_is_not_complete_and_named_in_the_summary(name, text, tmp
     (tmp_path / "grpo" / "seed_backup").mkdir()
     damaged = tmp_path / "grpo" / "seed_1"
     (damaged / name).write_text(text)
-    assert not command.is_complete(damaged, 200)
+    assert not cells.is_complete(damaged, 200)
     (tmp_path / "study.json").write_text(json.dumps({"tokens": 200}))
     assert command.main(["--summarise", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -219,13 +224,13 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
 @pytest.fixture
 def cells_without_python(monkeypatch):
     """Cells are what `cell_command` says, started by `env`."""
-    monkeypatch.setattr(command, "shared_interpreter", lambda profile: nullcontext(("env", None)))
+    monkeypatch.setattr(cells, "shared_interpreter", lambda profile: nullcontext(("env", None)))
 
 
 @pytest.fixture
 def cells_of_nothing(cells_without_python, monkeypatch):
     """Cells that end at once and leave nothing."""
-    monkeypatch.setattr(command, "cell_command", lambda *args: ["true"])
+    monkeypatch.setattr(cells, "cell_command", lambda *args: ["true"])
 
 
 @pytest.mark.usefixtures("cells_without_python")
@@ -247,7 +252,7 @@ def test_cells_of_the_record_need_no_run_folder_and_are_not_trained_again(tmp_pa
         trained.append((arm, seed))
         return ["true"]
 
-    monkeypatch.setattr(command, "cell_command", train)
+    monkeypatch.setattr(cells, "cell_command", train)
     assert command.main([*arguments, "--out", str(tmp_path)]) == 1, "it left no cell"
     assert trained == [("grpo", 2)] and "failed: grpo seed 2, see " in capsys.readouterr().out
     assert [(tmp_path / name).read_text() for name in ("curves.csv", "ledger.csv", "results.json")] == record
@@ -297,17 +302,6 @@ def test_arms_are_compared_in_the_worlds_that_they_share():
     ]
 
 
-def test_right_working_is_that_of_the_steps_asked():
-    task = tasks.Task(8, (("+", 3), ("-", 1), ("+", 6)))
-    facts = [(8, "+", 3, 1), (1, "-", 1, 0), (0, "+", 6, 6)]
-    assert working.asked(task.problem) == working.told(task.solution()) == facts
-    other = "a) 8+3=1. b) 1+3=4.\n</think>\n\\boxed{6}"
-    assert working.told(other) != facts and not working.has_false_fact(working.told(other)), (
-        "true, and not what is asked"
-    )
-    assert working.has_false_fact(working.told("a) 8+3=2."))
-
-
 def test_the_seeds_of_a_table_are_told_in_short():
     assert text.seeds([0, 1, 3, 13, 14, 15, 20]) == "0, 1, 3, 13 to 15, 20"
 
@@ -341,7 +335,7 @@ def test_a_figure_shows_every_world_and_the_interval_of_those_that_reach_the_bud
 
 
 def test_a_figure_shows_each_contrast_with_both_intervals_its_bound_and_its_verdict():
-    gain, half, *_ = read_design(PLANS / "worlds.yaml").hypotheses
+    gain, half, *_ = read_design(ROOT / "examples" / "studies" / "worlds.yaml").hypotheses
     budgets, planned = {"main": 100}, {"main/grpo": (0, 1, 2), "main/r3": (0, 1, 2), "main/dapo": (0, 1, 2)}
     curves = {
         "main/grpo": {0: straight(0.3), 1: straight(0.4), 2: straight(0.5)},
@@ -365,7 +359,7 @@ def test_a_figure_shows_each_contrast_with_both_intervals_its_bound_and_its_verd
 
 
 def test_a_table_shows_what_hangs_on_one_world():
-    design = read_design(PLANS / "worlds.yaml")
+    design = read_design(ROOT / "examples" / "studies" / "worlds.yaml")
     ends = {"main/grpo": (0.3, 0.4, 0.5), "main/r3": (0.25, 0.45, 0.8)}
     curves = {
         arm: {13 + place: straight(end, budget=60_000) for place, end in enumerate(of)} for arm, of in ends.items()
@@ -378,37 +372,6 @@ def test_a_table_shows_what_hangs_on_one_world():
     )
 
 
-RESULTS = ROOT / "examples" / "results"
-LOOKS = sorted(str(path.relative_to(RESULTS)) for path in [*RESULTS.glob("rescue/*"), RESULTS / "mistaken_4e-4"])
-PLANS = ROOT / "examples" / "studies"
-PLANNED = sorted(path.stem for path in PLANS.glob("*.yaml") if (RESULTS / path.stem / "results.md").exists())
-
-
-@pytest.mark.parametrize("name", LOOKS)
-def test_the_committed_record_gives_the_committed_results(name, tmp_path, capsys):
-    """What the texts say of a study must follow from the files beside it, on any machine."""
-    out = tmp_path / name
-    shutil.copytree(RESULTS / name, out)
-    (out / "results.json").unlink()
-    assert command.main(["--summarise", "--out", str(out)]) == 0
-    for file in ("results.json", "curves.csv", "ledger.csv"):
-        assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsys):
-    out, plan = tmp_path / name, PLANS / f"{name}.yaml"
-    shutil.copytree(RESULTS / name, out)
-    made = [
-        path.relative_to(out) for path in out.rglob("*") if path.name in ("results.json", "results.md", "verdicts.json")
-    ]
-    for file in made:
-        (out / file).unlink()
-    assert command.main(["--plan", str(plan), "--summarise", "--out", str(out)]) == 0
-    for file in made:
-        assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
-
-
 @pytest.mark.usefixtures("cells_without_python")
 def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
     def train(args, profile, arm, seed):
@@ -417,7 +380,7 @@ def test_a_killed_cell_does_not_end_the_study(tmp_path, capsys, monkeypatch):
         copy = f"mkdir -p {folder}; cp {tmp_path}/whole/metrics.jsonl {folder}/; rm -r {tmp_path}/whole"
         return ["sh", "-c", f"{copy}; kill -9 $$"]
 
-    monkeypatch.setattr(command, "cell_command", train)
+    monkeypatch.setattr(cells, "cell_command", train)
     arguments = ["--arms", "grpo", "--seeds", "0", "1", "--tokens", "200", "--profile", "embedded"]
     assert command.main([*arguments, "--out", str(tmp_path)]) == 1
     out = capsys.readouterr().out
@@ -429,7 +392,7 @@ def test_sigterm_ends_the_study_with_its_cell_and_the_next_call_goes_on_with_it(
     """The stand-in of a run keeps a record of its starts, and ends on SIGTERM as `r3 run` does."""
     folder = tmp_path / "grpo" / "seed_0"
     waits = "trap 'exit 75' TERM; while :; do sleep 0.1; done"
-    monkeypatch.setattr(command, "cell_command", lambda *cell: ["sh", "-c", f"touch {tmp_path}/began; {waits}"])
+    monkeypatch.setattr(cells, "cell_command", lambda *cell: ["sh", "-c", f"touch {tmp_path}/began; {waits}"])
 
     def terminate():
         while not (tmp_path / "began").exists():
@@ -440,10 +403,10 @@ def test_sigterm_ends_the_study_with_its_cell_and_the_next_call_goes_on_with_it(
     threading.Thread(target=terminate, daemon=True).start()
     assert command.main([*GRPO, "--out", str(tmp_path)]) == 75
     assert "grpo seed 0 was saved on SIGTERM: call the same command again" in capsys.readouterr().out
-    assert command.goes_on(folder)
+    assert cells.goes_on(folder)
     run_folder.append(folder, "start", folder=str(folder), files={}, arguments=ARGUMENTS)
     run_folder.append(folder, "end", seconds=1.0, exit_code=1)
-    assert not command.goes_on(folder), "a failed cell starts anew"
+    assert not cells.goes_on(folder), "a failed cell starts anew"
 
 
 def test_the_names_of_the_arms_stand_apart_from_what_is_said_of_them(tmp_path, capsys):
@@ -451,14 +414,14 @@ def test_the_names_of_the_arms_stand_apart_from_what_is_said_of_them(tmp_path, c
         command.parse(["--help"])
     told = capsys.readouterr().out
     for arm in arms.ARMS:
-        assert f"  {arm} " in told and command.describe(arm, 0, tmp_path).startswith(f"{arm} ")
+        assert f"  {arm} " in told and cells.describe(arm, 0, tmp_path).startswith(f"{arm} ")
 
 
 def test_dapo_updates_as_often_as_the_others_on_the_embedded_profile_only():
     args = command.parse(["--tokens", "200"])
 
     def batches(arm: str, profile: str) -> list[str]:
-        return [part for part in command.cell_command(args, profile, arm, 0) if "batch_size" in part]
+        return [part for part in cells.cell_command(args, profile, arm, 0) if "batch_size" in part]
 
     assert batches("dapo", "embedded") == ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
     assert batches("r3", "embedded") == batches("dapo", "gpu_8x80gb") == []
@@ -553,7 +516,7 @@ def test_cells_with_other_settings_or_another_tiny_model_do_not_join_a_study(tmp
 
 def test_a_seed_is_a_world_where_problems_are_generated(monkeypatch):
     def world(profile, *options):
-        told = command.cell_command(command.parse([*options]), profile, "r3", 7)
+        told = cells.cell_command(command.parse([*options]), profile, "r3", 7)
         return told[told.index("--world") + 1] if "--world" in told else None
 
     for name in ("DATA", "MODEL"):
@@ -594,13 +557,13 @@ def test_a_run_ends_at_the_first_validation_behind_its_budget(tmp_path):
         def row(self, row):
             pass
 
-    file = launch.MetricsFile(tmp_path, 0, Display(), until_tokens=150)
+    file = MetricsFile(tmp_path, 0, Display(), until_tokens=150)
     logged = [{"step": row.pop("step"), "data": row} for row in rows(0.2, 0.3, None, 0.4)]
     for number, line in enumerate(logged):
         with open(file.source, "a") as source:
             source.write(json.dumps(line) + "\n")
         if number < 3:  # 100 tokens with, 200 tokens without a validation
             file.poll()
-    with pytest.raises(launch.BudgetSpent):
+    with pytest.raises(BudgetSpent):
         file.poll()
     assert [row["step"] for row in map(json.loads, file.target.read_text().splitlines())] == [0, 1, 2, 3]

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from r3_ext import cli
 from r3_ext.record import folder as run_folder
 from r3_ext.run import command as launch
+from r3_ext.run import train
 from r3_ext.run.start import settle
 from r3_ext.settings.compose import compose_config
 
@@ -32,7 +33,7 @@ def finished_run(name: str) -> Path:
     start = settle(
         launch.parse(["--run", name, "--profile", "embedded", "--method", "r3"], False), False, lambda: "embedded"
     )
-    config = compose_config(start.compose(launch.run_overrides(start.folder, start.method, False)))
+    config = compose_config(start.compose(train.run_overrides(start.folder, start.method, False)))
     start.folder.mkdir(parents=True)
     start.record(-1, config, {}, None)
     OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
@@ -134,6 +135,7 @@ RUN = [
     ("run --world seed=x", "--world seed must be a number"),
     ("study --world seed=1", "seed is given twice"),
     ("run --profile embedded algorithm.r3.replay.kk=1", "nearest one is algorithm.r3.replay.k"),
+    ("run --profile embedded algorithm.r3.seed=1", "algorithm.r3.seed is gone since 0.2.0: set data.seed"),
     ("run --profile embedded algorithm.r3.repaly.k=1", "nearest one is algorithm.r3.replay.k"),
     ("run --profile embedded trainer.total_epoch=1", "nearest one is trainer.total_epochs"),
     ("run --profile embedded zzz=1", "there is no setting zzz"),
@@ -239,11 +241,9 @@ RESULTS = [
     ("history show file", "file"),
     ("history show empty", "empty"),
     ("history query file 'SELECT 1'", "file"),
-    ("history query empty never-solved", "empty"),
+    ("history query empty 'SELECT 1'", "empty"),
     ("history export nowhere out.parquet", "nowhere"),
     ("history import outputs/new.sqlite file", "file"),
-    ("history prune nowhere", "nowhere"),
-    ("history check nowhere", "nowhere"),
     ("eval compare nowhere nowhere", "nowhere"),
     ("eval compare file file", "file"),
     ("eval compare empty empty", "empty"),

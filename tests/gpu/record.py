@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from r3_ext.run.command import PACKAGES, git_says
+from r3_ext.run.environment import PACKAGES, git_says
 
 
 class Record:

@@ -18,9 +18,11 @@ import pytest
 import torch
 
 from r3_ext.cpu.fork import server as forkserver
+from r3_ext.cpu.fork.environment import environment
 from r3_ext.host import supervise
-from r3_ext.run.command import PY_EXECUTABLE
-from recipe.r3.core_algos import unmarked
+from r3_ext.run.train import PY_EXECUTABLE
+from recipe.common.config.verl_rules import ENVIRONMENT
+from recipe.common.rows import TrainedUid
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -131,7 +133,7 @@ def train(tmp_path_factory, cache, python):
             capture_output=True,
             text=True,
             timeout=600,
-            env={**(forkserver.environment() if forks else os.environ), **sources, "COLUMNS": "120"},
+            env={**(environment() if forks else os.environ), **sources, "COLUMNS": "120"},
         )
         result = Run(outputs / "test" / name, done.returncode, done.stdout + done.stderr)
         assert not ok or result.code == 0, result.explain()
@@ -140,8 +142,13 @@ def train(tmp_path_factory, cache, python):
     return run
 
 
+def rows_override(folder: Path) -> str:
+    """Makes each rank write down the rows that it receives."""
+    return f"+{ENVIRONMENT}.R3_ROWS_FOLDER={folder}"
+
+
 def received_rows(folder: Path, step: int) -> list[list[list[dict]]]:
-    """What each rank received in each optimizer step of a training step, as it wrote it to algorithm.r3.rows_folder."""
+    """What each rank received in each optimizer step of a training step, as it wrote it because of `rows_override`."""
     files = sorted((folder / f"step_{step}").glob("rank_*.jsonl"))
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
@@ -149,13 +156,13 @@ def received_rows(folder: Path, step: int) -> list[list[list[dict]]]:
 def rescued_groups(ranks: list[list[list[dict]]]) -> list[dict[str, list[dict]]]:
     """For each optimizer step, the rows of the rescued groups that any rank received in it, by group."""
     rows_of_step = [[row for rows in step for row in rows] for step in zip(*ranks, strict=True)]
-    rescued = {unmarked(row["uid"]) for rows in rows_of_step for row in rows if "#" in row["uid"]}
+    rescued = {TrainedUid.parse(row["uid"]).group for rows in rows_of_step for row in rows if "#" in row["uid"]}
     steps = []
     for rows in rows_of_step:
         steps.append(defaultdict(list))
         for row in rows:
-            if unmarked(row["uid"]) in rescued:
-                steps[-1][unmarked(row["uid"])].append(row)
+            if TrainedUid.parse(row["uid"]).group in rescued:
+                steps[-1][TrainedUid.parse(row["uid"]).group].append(row)
     return steps
 
 

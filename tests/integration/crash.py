@@ -22,19 +22,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from r3_ext.run.command import STOPPED
+from r3_ext.record.folder import STOPPED
 from recipe.common.modes import MODES
 from recipe.common.trainer.resume import resume_step
-from recipe.r3.history import file as history_file
 from recipe.r3.history.codec import COLUMNS, decode
+from recipe.r3.history.file import check_tables, open_for_reading
 
-from .conftest import Run, assert_equal_weights, command, skip_overrides
+from .conftest import Run, assert_equal_weights, command, rows_override, skip_overrides
 from .in_flight import IN_FLIGHT, account, assert_all_accounted_for
 
 EVERYTHING, CTRL_C, SIGTERM = "everything", "Ctrl-C", "SIGTERM"
@@ -224,21 +225,19 @@ def is_of_ray(process: psutil.Process) -> bool:
 
 
 def check_history(path: Path) -> None:
-    """No sample half-written: tables and indexes agree, statistics add up, every payload has its checksum."""
+    """No sample half-written: the tables are whole, and every sample fits its checksum."""
     if not path.exists():
         return
-    db = history_file.open_for_reading(str(path))
-    history_file.check_content(db, str(path))
-    for row in db.execute(
-        f"SELECT id, {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id)"
-    ):
-        decode(row[1:], row[0], str(path))
-    db.close()
+    rows = f"SELECT id, {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id)"
+    with closing(open_for_reading(str(path))) as db:
+        check_tables(db)
+        for row in db.execute(rows):
+            decode(row[1:], row[0], str(path))
 
 
 def states(path: Path) -> dict[int, list]:
     """What the history holds at every pinned step, without row ids."""
-    db = history_file.open_for_reading(str(path))
+    db = open_for_reading(str(path))
     found = {}
     for (step,) in db.execute("SELECT step FROM pins ORDER BY step").fetchall():
         samples = db.execute(
@@ -313,7 +312,7 @@ def main() -> None:
     if args.mode:
         plan = [(rng.choice(sorted(VICTIMS)), MOMENTS[1 + i % 3]) for i in range(args.moments)]
         overrides = [*IN_FLIGHT, "--mode", args.mode, f"trainer.total_training_steps={args.steps}"]
-        overrides.append(f"algorithm.r3.rows_folder={args.folder / 'rows'}")
+        overrides.append(rows_override(args.folder / "rows"))
         victim = Crash(args.folder, args.mode, cache, overrides, rng, args.patience)
         told = survive(victim, plan, say)
         final = victim.finish()

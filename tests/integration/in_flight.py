@@ -6,15 +6,14 @@ attempts in the history         =  rows that the optimizer steps received  +  ro
 
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from recipe.r3.core_algos import REPLAY_MARK, unmarked
-from recipe.r3.history import file as history_file
-from recipe.r3.history.store import PLAIN, REFLECTION
-from recipe.r3.replay.buffer import is_reflection
+from recipe.common.rows import PLAIN, REFLECTION, REPLAY_MARK, TrainedUid, is_reflection
+from recipe.r3.history.file import open_for_reading
 
 from .conftest import Run
 
@@ -60,10 +59,10 @@ def account(run: Run, rows_folder: Path) -> Account:
         step = int(file.parent.name.split("_")[1])
         for line in file.read_text().splitlines():
             fresh = (row for row in json.loads(line) if row["tokens"] and REPLAY_MARK not in row["uid"])
-            received.setdefault(step, Counter()).update(unmarked(row["uid"]) for row in fresh)
+            received.setdefault(step, Counter()).update(TrainedUid.parse(row["uid"]).group for row in fresh)
     attempts: dict[int, dict[str, int]] = {}
     path = str(run.folder / "history.sqlite")
-    with history_file.reading(path) as db:
+    with closing(open_for_reading(path)) as db:
         for step, variant, count in db.execute("SELECT step, variant, sum(attempts) FROM statistics GROUP BY 1, 2"):
             attempts.setdefault(step, {})[variant] = count
     last = max(received)

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from r3_ext.cpu.fork import server as forkserver
+from r3_ext.cpu.fork import environment as forks
 from r3_ext.host import cluster
 from r3_ext.record.folder import read_starts
-from r3_ext.run.command import PY_EXECUTABLE
+from r3_ext.run.train import PY_EXECUTABLE
 
 from .conftest import Run, command
 from .crash import traces
@@ -92,7 +92,7 @@ class OnCluster:
     def __init__(self, outputs: Path, name: str, cache: Path, address: str, python: str):
         self.outputs, self.name, self.cache, self.python = outputs, name, cache, python
         self.folder = outputs / "test" / name
-        self.env = {**forkserver.environment(), "RAY_ADDRESS": address, "COLUMNS": "120"}
+        self.env = {**forks.environment(), "RAY_ADDRESS": address, "COLUMNS": "120"}
 
     def start(self, *overrides: str) -> subprocess.Popen:
         # Forks for Ray's workers too: both nodes are on this machine, and two starts cost minutes otherwise.

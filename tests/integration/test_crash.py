@@ -8,6 +8,7 @@ import pytest
 from r3_ext.record.folder import read_starts
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
 
+from .conftest import rows_override
 from .crash import EVERYTHING, SIGTERM, Crash, assert_equal_runs, overrides_for, survive
 from .in_flight import IN_FLIGHT, account, assert_all_accounted_for
 
@@ -61,7 +62,7 @@ def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one
 def test_prompts_in_flight_are_neither_lost_nor_trained_twice(cache, tmp_path, mode, victim, moment):
     steps = 8
     settings = ["--mode", mode, f"trainer.total_training_steps={steps}"]
-    settings.append(f"algorithm.r3.rows_folder={tmp_path / 'rows'}")
+    settings.append(rows_override(tmp_path / "rows"))
     run = Crash(tmp_path, "in_flight", cache, [*IN_FLIGHT, *settings], random.Random(0), patience=120)
     # The second start goes on from a checkpoint.
     told = survive(run, [(victim, "checkpoint"), (victim, moment)], print)

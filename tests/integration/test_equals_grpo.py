@@ -10,9 +10,9 @@ import torch
 from transformers import AutoTokenizer
 
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
+from recipe.common.queue import rows_of
 from recipe.common.reward.function import RewardFunction
 from recipe.common.reward.manager import question
-from recipe.r3.replay.buffer import rows_of
 from verl.utils import tensordict_utils as tu
 
 from .conftest import GRADED, STEPS, VERLS_MANAGER, Run, assert_equal_weights, skip_overrides

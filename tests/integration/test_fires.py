@@ -1,14 +1,15 @@
 """The mechanisms fire in the real path: planted dead groups give stock GRPO no gradient at all, and R^3 one."""
 
 import shutil
+from collections import Counter
 
 import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
-from recipe.r3.replay.buffer import rows_of
+from recipe.common.queue import rows_of
 
-from .conftest import STEPS, check_contrast, received_rows, rescued_groups, skip_overrides
+from .conftest import STEPS, check_contrast, received_rows, rescued_groups, rows_override, skip_overrides
 
 pytestmark = pytest.mark.integration
 
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.integration
 def plant(recording, folder):
     """A copy of the recording in which every group is dead and a query's outcome changes from step to step.
 
-    Outcomes cycle through all correct (score 1), all wrong (0) and all truncated (0). Scores within a group are equal,
-    so that GRPO sees no signal.
+    Outcomes cycle through all correct (score 1), all wrong with every other answer truncated (0) and all truncated
+    (0). Scores within a group are equal, so that GRPO sees no signal.
     """
     shutil.copytree(recording, folder)
     for file in folder.rglob("tq_batch.pt"):
@@ -25,11 +26,13 @@ def plant(recording, folder):
         data, step = payload["tensordict"], payload["global_steps"]
         rows = rows_of(data.select("query_id", "extra_fields", "rm_scores"))
         queries = sorted({str(row["query_id"]) for row in rows})
-        extras, scores = [], []
+        extras, scores, seen = [], [], Counter()
         for row in rows:
             extra, query, old = row["extra_fields"], str(row["query_id"]), row["rm_scores"]
             outcome = (queries.index(query) + step) % 3
-            extra["reward_extra_info"].update(acc=float(outcome == 0), truncated=float(outcome == 2))
+            seen[query] += 1
+            truncated = outcome == 2 or (outcome == 1 and seen[query] % 2 == 0)
+            extra["reward_extra_info"].update(acc=float(outcome == 0), truncated=float(truncated))
             score = torch.zeros_like(old)
             score[-1] = float(outcome == 0)
             scores.append(score)
@@ -54,11 +57,11 @@ def rows_folder(tmp_path_factory):
 def r3(train, planted, rows_folder):
     return train(
         *("r3", "planted_r3", "algorithm.r3.reflection.enable=False", f"trainer.save_freq={STEPS}"),
-        f"algorithm.r3.rows_folder={rows_folder}",
+        rows_override(rows_folder),
         *("algorithm.r3.replay.outcome=both", "algorithm.r3.replay.trains=all"),
-        # The peak as the largest entropy, over all failures: of eleven groups of real answers, with short ones among
-        # them, some hold two of which one dominates the other, whatever this machine's warm start led to.
-        *("algorithm.r3.ranking.scope=failed", "algorithm.r3.ranking.top_ratio=0.01"),
+        # The peak as the largest entropy: of eleven groups of real answers, with short ones among them, some hold two
+        # of which one dominates the other, whatever this machine's warm start led to.
+        "algorithm.r3.ranking.top_ratio=0.01",
         *skip_overrides(planted),
     )
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from safetensors.torch import load_file, save_file
 
-from r3_ext.cpu.fork import server as forkserver
+from r3_ext.cpu.fork import environment as forks
 
 from .conftest import SMALL, Run
 
@@ -33,7 +33,7 @@ def test_the_fused_log_probs_of_an_untied_model_are_those_of_vllm(warm_start, un
     command = [python, "-m", "r3_ext.cli", "run", "--profile", "embedded", "--method", "grpo", "--no-report"]
     command += ["--outputs", tmp_path, "--experiment", "test", "--run", "fused", "--cache", tmp_path / "cache"]
     settings = [*SMALL, "trainer.total_training_steps=2", "actor_rollout_ref.model.use_fused_kernels=True"]
-    env = {**forkserver.environment(), **{name: str(path) for name, path in sources.items()}, "COLUMNS": "120"}
+    env = {**forks.environment(), **{name: str(path) for name, path in sources.items()}, "COLUMNS": "120"}
     done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=600, env=env)
     run = Run(tmp_path / "test" / "fused", done.returncode, done.stdout + done.stderr)
     assert run.code == 0, run.explain()

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from r3_ext.cpu.fork import server as forkserver
+from r3_ext.cpu.fork import environment as forks
 from r3_ext.r3.rehearse.steps import PHASES
-from recipe.r3.core_algos import unmarked
+from recipe.common.rows import TrainedUid
 
 from .conftest import WARM_START_STEPS, received_rows
 
@@ -32,7 +32,7 @@ def rehearsal(tmp_path_factory, cache, python):
     command = [python, "-m", "r3_ext.cli", "rehearse", "--profile", "embedded", "--repeat", "1"]
     command += ["--outputs", str(outputs), "--run", "it", "--cache", str(cache)]
     command += ["--warm-start-steps", WARM_START_STEPS, *SETTINGS]
-    env = {**forkserver.environment(), "COLUMNS": "120"}
+    env = {**forks.environment(), "COLUMNS": "120"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     folder = outputs / "rehearse" / "it"
     log = folder / "run.log"
@@ -47,7 +47,7 @@ def test_the_worst_step_is_the_worst_that_the_settings_allow(rehearsal):
     marks = Counter(row["uid"].partition("#")[2] for row in rows)
     # 8 plain groups and the 2 of reflection, a quarter, that the cap allows: all ranked, and one replayed row each
     assert marks == {"ranked": (PROMPTS + 2) * N, "replay": PROMPTS + 2}
-    assert len({unmarked(row["uid"]) for row in rows}) == PROMPTS + 2
+    assert len({TrainedUid.parse(row["uid"]).group for row in rows}) == PROMPTS + 2
     assert {row["tokens"] for row in rows} == {LIMIT}, "every fresh and every replayed answer is at the limit"
 
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -62,7 +62,7 @@ def test_the_step_of_grpo_has_no_mechanism_and_the_one_before_it_has(rehearsal):
     folder, _ = rehearsal
     later, grpo = (received_rows(folder / "rows", step) for step in (3, 4))
     assert not any("#" in row["uid"] for rank in grpo for step in rank for row in step)
-    groups = {unmarked(row["uid"]) for rank in later for step in rank for row in step if row["tokens"]}
+    groups = {TrainedUid.parse(row["uid"]).group for rank in later for step in rank for row in step if row["tokens"]}
     assert len(groups) > PROMPTS, "problems of the first step are reflected on when they come back"
 
 

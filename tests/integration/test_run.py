@@ -1,4 +1,4 @@
-"""The real command end to end: every mechanism in the ledger, the run folder, validation, two ranks, stragglers."""
+"""The real command end to end: every mechanism in the ledger, the run folder, validation, two ranks."""
 
 import json
 import math
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from r3_ext.run.command import report_line
-from recipe.r3.core_algos import unmarked
+from r3_ext.run.finish import report_line
+from recipe.common.rows import TrainedUid
 
-from .conftest import ROOT, check_contrast, received_rows, rescued_groups
+from .conftest import ROOT, check_contrast, received_rows, rescued_groups, rows_override
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ def full(train, tmp_path_factory, rows_folder):
         *("r3", "full", *EAGER),
         f"reward.custom_reward_function.path={GYM / 'reasoning_gym_reward.py'}",
         "reward.custom_reward_function.name=compute_score",
-        f"algorithm.r3.rows_folder={rows_folder}",
+        rows_override(rows_folder),
         sources={"DATA": str(folder / "train.parquet")},
     )
 
@@ -167,8 +167,8 @@ def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
         *("r3", "two_ranks", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_gpus=2"),
         *("algorithm.r3.replay.outcome=both", "algorithm.r3.replay.trains=all"),
         *("algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"),
-        # Every all-wrong group is ranked.
-        *("algorithm.r3.ranking.scope=failed", f"algorithm.r3.rows_folder={folder}"),
+        # About the mean length, so that answers are cut off, and ranked.
+        *("data.max_response_length=48", rows_override(folder)),
         f"reward.custom_reward_function.path={Path(__file__).with_name('misbehaving_reward.py')}",
         "reward.reward_kwargs.grader_timeout_s=1",
     )
@@ -186,7 +186,7 @@ def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
         sizes = {len(rows) for steps in ranks for rows in steps}
         assert len(sizes) == 1, "every rank trains as many rows in every optimizer step"
         trained = [one for steps in ranks for rows in steps for one in rows if one["tokens"]]
-        trained_keys = {(unmarked(one["uid"]), one["session"]) for one in trained}
+        trained_keys = {(TrainedUid.parse(one["uid"]).group, one["session"]) for one in trained}
         padding = sum(one["uid"].startswith("pad") for one in trained)
         assert len(trained) == len(trained_keys)
         assert len(trained) - padding == sum(row[f"{kind}/rows"] for kind in ("fresh", "replay", "reflection"))
@@ -197,36 +197,3 @@ def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
                 assert fresh == 4, f"optimizer step {number} of step {row['step']} got {fresh} of 4 fresh rows of {uid}"
                 check_contrast(rows)
     assert marks["replay"] and marks["ranked"] and sum(row["reflection/rows"] for row in run.rows)
-
-
-@pytest.fixture(scope="module")
-def off_policy(train):
-    """Rollouts cut off at a deadline, and replayed rows corrected by their stored log-probs."""
-    return train(
-        *("r3", "off_policy", "algorithm.r3.reflection.enable=False", "trainer.total_training_steps=5"),
-        "algorithm.r3.replay.outcome=both",
-        # Six times the usual length: answers that never end are late, and the others in time, on slow machines too.
-        *("algorithm.r3.rollout_deadline_s=1.0", "data.max_prompt_length=192", "data.max_response_length=384"),
-        # Steps so large that a replayed row is off policy beyond doubt once one had a gradient.
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        *("algorithm.r3.replay.correction=behavior", "algorithm.rollout_correction.rollout_is=token"),
-    )
-
-
-def test_stragglers_are_aborted_at_the_deadline_and_the_history_fills_the_gap(off_policy):
-    assert len(off_policy.rows) == 5
-    for row in off_policy.rows:
-        assert row["rollout/aborted_rows"] + row["fresh/rows"] == 64 and row["fresh/rows"] > 0
-    assert sum(row["rollout/aborted_rows"] for row in off_policy.rows) > 0
-    assert sum(row["replay/rows"] for row in off_policy.rows[1:]) > 0
-
-
-def test_replayed_rows_are_corrected_by_their_stored_log_probs_and_the_start_says_so(off_policy):
-    assert "those of the policy that wrote it, as truncated weights" in off_policy.output.replace("\n", " ")
-    replaying = [row for row in off_policy.rows if row["replay/rows"]]
-    shares = ("below_0.5", "0.5_to_0.8", "0.8_to_1.25", "1.25_to_2", "above_2")
-    for row in replaying:
-        assert sum(row[f"replay/ratio/{share}"] for share in shares) == pytest.approx(1)
-        assert 0 < row["replay/ess/all"] <= 1
-    # The weights moved since. With `current` only the rounding between vLLM and the actor would be left, below 0.001.
-    assert any(row["rollout_corr/rollout_is_std"] > 0.01 for row in replaying)

@@ -1,11 +1,11 @@
-"""Settings of verl that meet R^3's rows, in one run; `benchmarks/settings.py` has them one by one."""
+"""Settings of verl that meet R^3's rows, in one run; `tests/benchmarks/settings.py` has them one by one."""
 
 import math
 from collections import Counter
 
 import pytest
 
-from .conftest import received_rows
+from .conftest import received_rows, rows_override
 
 pytestmark = pytest.mark.integration
 ACTOR, ROLLOUT, REFERENCE = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
@@ -18,18 +18,18 @@ def rows_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(train, rows_folder):
-    """Sequence ratios without division by the std, a reference policy for loss and reward, weights of stored log-probs,
-    two passes over fixed micro-batches."""
+    """Sequence ratios without division by the std, a reference policy for loss and reward, weights of the rollout's
+    log-probs, two passes over fixed micro-batches."""
     return train(
         *("r3", "settings", "trainer.total_training_steps=2"),
         *(f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"),
         *("algorithm.norm_adv_by_std_in_grpo=False", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.ppo_epochs=2"),
         *(f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"),
         *(f"{part}.log_prob_micro_batch_size_per_gpu=4" for part in (ROLLOUT, REFERENCE)),
-        *("algorithm.rollout_correction.rollout_is=token", "algorithm.r3.replay.correction=behavior"),
-        *("algorithm.use_kl_in_reward=True", "algorithm.r3.ranking.scope=failed"),
+        *("algorithm.rollout_correction.rollout_is=token", "algorithm.use_kl_in_reward=True"),
+        "data.max_response_length=48",  # about the mean length, so that answers are cut off, and ranked
         *("algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"),
-        *(f"algorithm.r3.rows_folder={rows_folder}", "algorithm.r3.replay.outcome=both"),
+        *(rows_override(rows_folder), "algorithm.r3.replay.outcome=both"),
     )
 
 

@@ -11,33 +11,34 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipe.r3 import r3_config
-from recipe.r3.history.store import SELECTIONS
-from recipe.r3.r3_config import (
+from recipe.common.config.verl_rules import LEGACY
+from recipe.r3.config import gone, r3_config, settings_table
+from recipe.r3.config.r3_config import (
     HistoryConfig,
     R3Config,
     ReflectionConfig,
     ReplayConfig,
     describe,
     load_r3_config,
-    validate_r3_config,
 )
+from recipe.r3.config.r3_rules import broken_rules, validate_r3_config
 from verl.utils.config import omega_conf_to_dataclass
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(r3_config.__file__).parents[3]
+"""The folder that `recipe` lies in."""
 
 
 @pytest.fixture(scope="module")
 def shipped() -> DictConfig:
     """recipe/r3/config/r3.yaml over verl's ppo_trainer, composed as the command does it."""
-    with initialize_config_dir(str(Path(r3_config.__file__).parent / "config"), version_base=None):
+    with initialize_config_dir(str(Path(r3_config.__file__).parent), version_base=None):
         return compose("r3_trainer")
 
 
 def part(config: DictConfig) -> DictConfig:
     """A copy of the sections that the checks read; copying all of verl's configuration takes most of a second."""
     names = "algorithm", "actor_rollout_ref", "critic", "data", "ray_kwargs", "reward", "trainer"
-    return OmegaConf.masked_copy(config, [*names, *r3_config.LEGACY])
+    return OmegaConf.masked_copy(config, [*names, *LEGACY])
 
 
 @pytest.fixture
@@ -54,6 +55,13 @@ def with_settings(shipped):
     return build
 
 
+def settings() -> dict[str, set[str]]:
+    """The names of the settings under algorithm.r3, by group; those of no group under ""."""
+    groups = ("history", "replay", "reflection", "ranking")
+    found = {name: own_fields(type(getattr(R3Config(), name))) - {"_target_"} for name in groups}
+    return {"": own_fields(R3Config) - {"_target_", *groups}, **found}
+
+
 def own_fields(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
 
@@ -65,10 +73,10 @@ def test_the_yaml_holds_the_defaults_of_the_dataclasses(shipped):
     loaded, defaults = dataclasses.asdict(load_r3_config(shipped)), dataclasses.asdict(R3Config())
     path = loaded["history"].pop("path")
     assert path == f"{shipped.trainer.default_local_dir}/{defaults['history'].pop('path')}"
-    for settings in (loaded, *(value for value in loaded.values() if isinstance(value, dict))):
-        settings.pop("_target_")
-    for settings in (defaults, *(value for value in defaults.values() if isinstance(value, dict))):
-        settings.pop("_target_")
+    for part_ in (loaded, *(value for value in loaded.values() if isinstance(value, dict))):
+        part_.pop("_target_")
+    for part_ in (defaults, *(value for value in defaults.values() if isinstance(value, dict))):
+        part_.pop("_target_")
     assert loaded == defaults
     assert loaded["reflection"]["template"] == ReflectionConfig().template
 
@@ -93,24 +101,18 @@ def test_the_shipped_configuration_is_valid(shipped):
 
 def test_the_order_of_the_problems_is_seeded(shipped):
     """verl's own default draws another order at every start, and a resumed run would see other batches."""
-    assert shipped.data.seed == shipped.algorithm.r3.seed == 0
+    assert shipped.data.seed == 0
 
 
 def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with_settings):
     replay, reflection, ranking = describe(load_r3_config(with_settings({"algorithm.r3.reflection.enable": False})))
-    assert "k=1 uniform right answers, their old log-probs: the current policy's" in replay
+    assert "k=1 right answers, their old log-probs: the current policy's, as for fresh ones" in replay
     assert reflection == "reflection off" and "ranking of truncated rows" in ranking
-    lines = describe(load_r3_config(with_settings(BEHAVIOR)))
     tapered = describe(load_r3_config(with_settings({"algorithm.r3.replay.outcome": "both"})))
     assert (
-        "uniform answers" in tapered[0]
-        and "wrong ones weigh less once unlikely" in tapered[0]
-        and len(tapered[0]) <= 120
+        "k=1 answers" in tapered[0] and "wrong ones weigh less once unlikely" in tapered[0] and len(tapered[0]) <= 120
     )
-    # Stored answers of either outcome take the place of aborted ones.
-    [late, *_] = describe(load_r3_config(with_settings({"algorithm.r3.rollout_deadline_s": 5.0})))
-    assert "wrong ones weigh less once unlikely" in late and "wrong ones" not in replay
-    assert "truncated weights" in lines[0] and max(map(len, lines)) <= 120
+    assert "wrong ones" not in replay
 
 
 # values out of range
@@ -130,44 +132,31 @@ def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with
         ("replay.alpha", "1", "be > 0"),
         ("replay.alpha", float("nan"), "be > 0"),
         ("replay.alpha", float("inf"), "be > 0"),
-        ("replay.epsilon", 0.0, "be > 0"),
-        ("replay.epsilon", -1e-6, "be > 0"),
         ("history.max_gib", 0, "be > 0"),
-        ("history.restore", True, "be one of ('all', 'statistics', 'none')"),
-        ("replay.selection", "best", f"be one of {SELECTIONS}"),
         ("replay.max_age", 0, "be at least 1 or null"),
         ("reflection.rounds", 0, "be at least 1 or null"),
-        ("replay.max_replays", 1.5, "be at least 1 or null"),
-        ("rollout_deadline_s", 0, "be > 0 or null"),
-        ("replay.correction", None, "be one of ('current', 'tapered', 'behavior')"),
+        ("replay.max_age", 1.5, "be at least 1 or null"),
+        ("replay.correction", None, "be one of ('current', 'tapered')"),
+        ("replay.correction", "behavior", "be one of ('current', 'tapered')"),
         ("reflection.threshold", 0, "be in (0, 1]"),
         ("reflection.threshold", 1.1, "be in (0, 1]"),
         ("reflection.threshold", True, "be in (0, 1]"),
         ("reflection.min_attempts", 0, "be at least 1"),
         ("reflection.max_fraction", 0.0, "be in (0, 1]"),
         ("reflection.max_fraction", 2, "be in (0, 1]"),
-        ("reflection.max_prompt_tokens", 0, "be at least 1 or null"),
-        ("reflection.max_prompt_tokens", "all", "be at least 1 or null"),
-        ("reflection.cut", "tail", "be one of ('middle', 'head')"),
         ("reflection.template", "{question}", "hold {attempt} exactly once"),
         ("reflection.template", "{attempt}", "hold {question} exactly once"),
         ("reflection.template", "{question} {attempt} {attempt}", "hold {attempt} exactly once"),
         ("reflection.template", None, "hold {question} exactly once"),
         ("reflection.template_cut_off", "{question}", "hold {attempt} exactly once"),
         ("replay.reflected_unless", "(", "be a regular expression or null"),
-        ("rows_folder", "", "be a folder or null"),
         ("ranking.top_ratio", 0, "be in (0, 1]"),
         ("ranking.top_ratio", 1.01, "be in (0, 1]"),
         ("ranking.max_reward", 0, "be in (0, 1), below the 1 a correct answer earns"),
         ("ranking.max_reward", 1, "be in (0, 1), below the 1 a correct answer earns"),
-        ("ranking.scope", "all", "be one of ('truncated', 'failed')"),
-        ("seed", -1, "be a whole number >= 0"),
-        ("seed", 0.5, "be a whole number >= 0"),
-        ("warn_after_steps", -1, "be a whole number >= 0"),
         ("stall_timeout_s", 0, "be > 0"),
         ("stall_timeout_s", float("inf"), "be > 0"),
         ("stall_timeout_s", None, "be > 0"),
-        ("weight_sync_timeout_s", 0, "be > 0"),
         ("replay.enable", "yes", "be true or false"),
         ("reflection.count_reflected_attempts", 1, "be true or false"),
         ("ranking", None, "be a group of settings"),
@@ -187,16 +176,13 @@ def test_a_bad_value_is_refused_with_its_full_key_and_the_rule(with_settings, ke
         ("replay.alpha", 1e-3),
         ("replay.alpha", 2),
         ("replay.max_age", 1),
-        ("replay.max_replays", None),
-        ("rollout_deadline_s", 0.5),
+        ("replay.max_age", None),
         ("reflection.threshold", 1),
         ("reflection.min_attempts", 1),
         ("reflection.max_fraction", 1.0),
-        ("reflection.max_prompt_tokens", 1),
         ("reflection.template", "{attempt}{question}{other}"),
         ("ranking.top_ratio", 1),
         ("ranking.max_reward", 0.999),
-        ("warn_after_steps", 0),
         ("stall_timeout_s", 0.1),
     ],
 )
@@ -224,9 +210,34 @@ def test_a_configuration_without_r3_names_the_file_to_start_from(shipped):
         load_r3_config(config)
 
 
-@pytest.mark.parametrize("own, budget", [(None, 512), (100, 100)])
-def test_the_reflection_budget_is_the_prompt_length_unless_set(own, budget):
-    assert ReflectionConfig(max_prompt_tokens=own).budget(max_prompt_length=512) == budget
+@pytest.mark.parametrize("name", [*gone.MOVED, *gone.GONE])
+def test_a_key_that_is_gone_is_told_with_what_there_is_instead(with_settings, name):
+    key = f"algorithm.r3.{name}"
+    config = with_settings({key: 1})
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)} is gone since \d+\.\d+\.\d+: \w"):
+        load_r3_config(config)
+    instead = gone.told(key)
+    for named in re.findall(r"set ((?:data|reward|algorithm)\.[\w.]+)", instead):
+        assert OmegaConf.select(config, named, default="?") != "?", f"{named}, the way out, is no setting"
+
+
+def test_no_setting_is_gone_and_there_at_once():
+    keys = {name if key == "" else f"{key}.{name}" for key, names in settings().items() for name in names}
+    assert not keys & {*gone.MOVED, *gone.GONE}
+    assert len(keys) <= 28
+
+
+def test_old_settings_that_changed_nothing_are_dropped_and_moved_ones_renamed():
+    old = {"algorithm.r3.seed": 3, "algorithm.r3.replay.epsilon": 1e-6, "algorithm.r3.ranking.scope": "failed"}
+    assert gone.renewed(old) == {"data.seed": 3, "algorithm.r3.ranking.scope": "failed"}
+    follows = {"data.seed": "${algorithm.r3.seed}", "algorithm.r3.seed": 4, "algorithm.r3.rows_folder": "/any"}
+    assert gone.renewed(follows) == {"data.seed": 4}
+    assert gone.renewed({"data.seed": 5, "algorithm.r3.seed": "${data.seed}"}) == {"data.seed": 5}
+    assert gone.renewed({"data.seed": 5, "algorithm.r3.seed": 0}) == {"data.seed": 5}, (
+        "of a baseline, which read no other"
+    )
+    manager = "reward.reward_manager.module.path"
+    assert gone.renewed({manager: "pkg://recipe.r3.reward_manager"}) == {manager: "pkg://recipe.common.reward.manager"}
 
 
 # combinations: verl's defaults are max_prompt_length = max_response_length = 512, train_batch_size 1024
@@ -234,8 +245,15 @@ def test_the_reflection_budget_is_the_prompt_length_unless_set(own, budget):
 SDPA = {"actor_rollout_ref.model.override_config.attn_implementation": "sdpa"}
 PARALLEL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 THRESHOLD = "algorithm.rollout_correction.rollout_is_threshold"
-BEHAVIOR = {"algorithm.r3.replay.correction": "behavior", "algorithm.rollout_correction.rollout_is": "token"}
 COMBINATIONS = [
+    ({"data.seed": None}, "data.seed must be a whole number >= 0, got None"),
+    ({"data.seed": -1}, "data.seed must be a whole number >= 0, got -1"),
+    ({"data.seed": 0.5}, "data.seed must be a whole number >= 0, got 0.5"),
+    ({"reward.reward_kwargs.correct_from": "half"}, "reward.reward_kwargs.correct_from must be a number, got 'half'"),
+    (
+        {"reward.reward_kwargs.correct_from": 0.5},
+        "algorithm.r3.ranking.max_reward: 0.5 is not below reward.reward_kwargs.correct_from=0.5",
+    ),
     ({"algorithm.adv_estimator": "grpo"}, "algorithm.adv_estimator: must be r3 .* got 'grpo'"),
     ({"reward.reward_manager.name": "dapo"}, "reward.reward_manager.name: dapo .*manager.source=register"),
     ({"critic.enable": True}, "critic.enable: .*set critic.enable=False"),
@@ -263,10 +281,6 @@ COMBINATIONS = [
         {"trainer.v1.trainer_mode": "r3_separate_async", "actor_rollout_ref.actor.fsdp_config.offload_policy": True},
         "actor_rollout_ref.actor.fsdp_config: offload_policy=True, .*set both to False",
     ),
-    (
-        {"trainer.v1.trainer_mode": "r3_colocate_async", "algorithm.r3.rollout_deadline_s": 5.0},
-        "algorithm.r3.rollout_deadline_s: 5.0 s with trainer.v1.trainer_mode=r3_colocate_async: .*set it to null",
-    ),
     ({"reward.reward_model.enable": True}, "reward.reward_model.enable: .*set it to False"),
     (
         {"ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES": "mine,recipe.r3.r3_trainer"},
@@ -287,15 +301,7 @@ COMBINATIONS = [
     ({"actor_rollout_ref.actor.shuffle": True}, "actor_rollout_ref.actor.shuffle: .*set it to False"),
     (
         {"actor_rollout_ref.rollout.prompt_length": 511},
-        "algorithm.r3.reflection.max_prompt_tokens: 512 exceeds actor_rollout_ref.rollout.prompt_length=511",
-    ),
-    (
-        {"algorithm.r3.replay.correction": "behavior"},
-        "algorithm.r3.replay.correction: .*set algorithm.rollout_correction.rollout_is=token",
-    ),
-    (
-        {"algorithm.r3.rollout_deadline_s": 5.0, "actor_rollout_ref.rollout.calculate_log_probs": False},
-        "algorithm.r3.replay.correction: tapered .*set actor_rollout_ref.rollout.calculate_log_probs=True",
+        "actor_rollout_ref.rollout.prompt_length: 511 is below data.max_prompt_length=512, .*raise it, or lower",
     ),
     (
         {
@@ -303,17 +309,6 @@ COMBINATIONS = [
             "actor_rollout_ref.rollout.calculate_log_probs": False,
         },
         "algorithm.r3.replay.correction: tapered .*set actor_rollout_ref.rollout.calculate_log_probs=True",
-    ),
-    (
-        {**BEHAVIOR, "actor_rollout_ref.rollout.calculate_log_probs": False},
-        "algorithm.r3.replay.correction: .*set actor_rollout_ref.rollout.calculate_log_probs=True",
-    ),
-    (
-        {
-            "algorithm.r3.replay.selection": "lowest_entropy",
-            "actor_rollout_ref.rollout.calculate_log_probs": False,
-        },
-        "algorithm.r3.replay.selection: .*set actor_rollout_ref.rollout.calculate_log_probs=True",
     ),
     (
         {"algorithm.rollout_correction.rollout_is": "token", "actor_rollout_ref.rollout.calculate_log_probs": False},
@@ -324,16 +319,8 @@ COMBINATIONS = [
         "algorithm.rollout_correction.rollout_is: None, or rollout_rs=token_k1, needs .*, or both to null",
     ),
     (
-        {**BEHAVIOR, "algorithm.rollout_correction.rollout_rs": "seq_mean_k1"},
-        "algorithm.rollout_correction.rollout_rs: seq_mean_k1 with .*Set it to null, or the correction to current",
-    ),
-    (
         {"actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode"},
         "actor_rollout_ref.actor.policy_loss.loss_mode: bypass_mode takes old .*Use vanilla",
-    ),
-    (
-        {**BEHAVIOR, THRESHOLD: "0.5_5.0"},
-        f"{THRESHOLD}: 0.5_5.0 with .*set the upper bound alone, .*or the correct",
     ),
     (
         {"custom_reward_function.path": "mine.py"},
@@ -355,13 +342,9 @@ COMBINATIONS = [
         f"{PARALLEL}: 4 with attn_implementation=sdpa",
     ),
     (
-        {"algorithm.r3.reflection.max_prompt_tokens": 513},
-        "algorithm.r3.reflection.max_prompt_tokens: 513 exceeds data.max_prompt_length=512",
-    ),
-    (
         {"actor_rollout_ref.rollout.max_model_len": 1023},
-        "algorithm.r3.reflection.max_prompt_tokens: 512 prompt tokens plus data.max_response_length=512 exceed "
-        "actor_rollout_ref.rollout.max_model_len=1023",
+        "actor_rollout_ref.rollout.max_model_len: 1023 is below data.max_prompt_length=512, .*"
+        "plus data.max_response_length=512; raise it, or lower one of them",
     ),
     (
         {"actor_rollout_ref.actor.ppo_mini_batch_size": 300},
@@ -395,28 +378,44 @@ OFF = {f"algorithm.r3.{name}.enable": False for name in ("replay", "reflection",
         {PARALLEL: 2},
         SDPA,
         {"algorithm.rollout_correction.rollout_rs": "seq_mean_k1"},
-        {**BEHAVIOR, "algorithm.rollout_correction.rollout_rs": "seq_mean_k1", "algorithm.r3.replay.enable": False},
         {
             **{**OFF, "algorithm.rollout_correction.bypass_mode": True},
             "actor_rollout_ref.actor.policy_loss.loss_mode": "bypass_mode",
         },
-        BEHAVIOR,
-        {**BEHAVIOR, THRESHOLD: "5.0"},
-        {**BEHAVIOR, **OFF, THRESHOLD: "0.5_5.0"},
         {"algorithm.rollout_correction.rollout_is": "token", THRESHOLD: "0.5_5.0"},
         {
             **{"reward.sandbox_fusion.url": "http://h", "reward.reward_manager.source": "register"},
             "reward.reward_manager.name": "naive",
         },
-        {"algorithm.r3.replay.correction": "behavior", "algorithm.r3.replay.enable": False},
-        {"algorithm.r3.reflection.max_prompt_tokens": 512, "actor_rollout_ref.rollout.max_model_len": 1024},
-        {"algorithm.r3.reflection.max_prompt_tokens": 511, "actor_rollout_ref.rollout.max_model_len": 1023},
+        {"actor_rollout_ref.rollout.max_model_len": 1024},
+        {"data.max_prompt_length": 511, "actor_rollout_ref.rollout.max_model_len": 1023},
         {"actor_rollout_ref.rollout.max_model_len": 600, "algorithm.r3.reflection.enable": False},
         {"actor_rollout_ref.actor.ppo_mini_batch_size": 1024},
     ],
 )
 def test_the_ways_out_work(with_settings, settings):
     validate_r3_config(with_settings(settings))
+
+
+def test_all_broken_rules_can_be_told_at_once(with_settings):
+    config = with_settings({"critic.enable": True, "actor_rollout_ref.rollout.n": 1})
+    told = list(broken_rules(config, load_r3_config(config)))
+    assert [message.partition(":")[0] for message in told][:2] == ["critic.enable", "actor_rollout_ref.rollout.n"]
+
+
+# what is written from the dataclasses
+
+
+def test_yaml_and_readme_are_as_the_command_writes_them():
+    for path, text in settings_table.written().items():
+        assert path.read_text() == text, f"{path.name} is not up to date: run {settings_table.COMMAND}"
+
+
+def test_what_is_gone_can_be_told_without_importing_verl():
+    """`r3` tells it while it composes, before anything heavy is loaded."""
+    code = "import sys; from recipe.r3.config import gone; assert not {'verl', 'torch'} & set(sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 # the command
@@ -436,7 +435,7 @@ def test_the_command_ends_with_one_line_about_a_bad_setting_before_ray_starts(tm
 
 @pytest.mark.slow
 def test_the_recipes_run_script_composes():
-    script = Path(__file__).resolve().parents[2] / "recipe" / "r3" / "run_r3_deepscaler.sh"
+    script = ROOT / "recipe" / "r3" / "run_r3_deepscaler.sh"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "DATA": "train.parquet", "VAL_DATA": "val.parquet"}
     done = subprocess.run(["bash", script, "--cfg", "job"], capture_output=True, text=True, env=env)

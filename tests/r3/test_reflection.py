@@ -13,8 +13,9 @@ from tensordict import NonTensorData, NonTensorStack
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from recipe.r3.history.store import PLAIN, REFLECTION, History, Sample, Transfer
-from recipe.r3.r3_config import ReflectionConfig
+from recipe.common.rows import PLAIN, REFLECTION, is_reflection
+from recipe.r3.config.r3_config import ReflectionConfig
+from recipe.r3.history.store import History, Sample, Transfer
 from recipe.r3.reflection import (
     AGENT_NAME,
     CUT_MARK,
@@ -23,7 +24,6 @@ from recipe.r3.reflection import (
     build_reflection_messages,
     shorten,
 )
-from recipe.r3.replay.buffer import is_reflection
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, _agent_loop_registry
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
@@ -56,14 +56,14 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", chat_template=CHAT_TEMPLATE)
 
 
-def make_build(tokenizer, cut: str = "middle", template: str = TEMPLATE):
+def make_build(tokenizer, template: str = TEMPLATE):
     """`build_reflection_messages` of (messages, attempt text or ids, budget) under the tokenizer."""
 
     def build(messages, attempt, budget):
         attempt_ids = encode(tokenizer, attempt) if isinstance(attempt, str) else attempt
         decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         return build_reflection_messages(
-            messages, attempt_ids, template, cut, budget, lambda chat: len(prompt_ids(tokenizer, chat)), decode
+            messages, attempt_ids, template, budget, lambda chat: len(prompt_ids(tokenizer, chat)), decode
         )
 
     return build
@@ -114,9 +114,8 @@ def random_text(rng: random.Random, length: int) -> str:
     return "".join(rng.choices("the answer is 12 [.]\n中é🙂", k=length))
 
 
-@pytest.mark.parametrize("cut", ["middle", "head"])
-def test_the_budget_holds_for_any_attempt_and_question_stays_whole(tokenizer, cut):
-    rng, build = random.Random(0), make_build(tokenizer, cut)
+def test_the_budget_holds_for_any_attempt_and_question_stays_whole(tokenizer):
+    rng, build = random.Random(0), make_build(tokenizer)
     for _ in range(60):
         question, attempt = random_text(rng, 30), random_text(rng, 300)
         budget = rng.randint(60, 400)
@@ -161,21 +160,18 @@ def test_an_empty_attempt_is_fine(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "kept, cut, text",
+    "kept, text",
     [
-        (6, "middle", "1 2 3 4 5 6 "),
-        (7, "head", "1 2 3 4 5 6 "),
-        (4, "middle", "1 2 [...] 5 6 "),
-        (4, "head", "[...] 3 4 5 6 "),
-        (3, "middle", "1 [...] 5 6 "),
-        (1, "middle", "[...] 6 "),
-        (1, "head", "[...] 6 "),
-        (0, "middle", "[...] "),
-        (0, "head", "[...] "),
+        (7, "1 2 3 4 5 6 "),
+        (6, "1 2 3 4 5 6 "),
+        (4, "1 2 [...] 5 6 "),
+        (3, "1 [...] 5 6 "),
+        (1, "[...] 6 "),
+        (0, "[...] "),
     ],
 )
-def test_numbers_of_the_docstring_of_shorten(kept, cut, text):
-    shortened = shorten([1, 2, 3, 4, 5, 6], kept, cut, lambda ids: "".join(f"{token} " for token in ids))
+def test_numbers_of_the_docstring_of_shorten(kept, text):
+    shortened = shorten([1, 2, 3, 4, 5, 6], kept, lambda ids: "".join(f"{token} " for token in ids))
     assert shortened.split() == text.split()
 
 
@@ -264,7 +260,6 @@ def test_a_hard_query_gets_a_second_row_with_a_wrong_attempt_without_its_end_tok
         "reflection/prompts": 1,
         "reflection/skipped_over_budget": 0,
         "reflection/skipped_no_attempt": 0,
-        "reflection/given_up": 0,
         "reflection/transfer/queries": 0,
     }
 
@@ -301,23 +296,11 @@ def test_transfer_compares_the_plain_prompt_up_to_the_first_reflection_and_since
     add_attempts(tokenizer, history, 2, wrong, wrong, wrong, right, (REFLECTION, True), (REFLECTION, False))
     add_attempts(tokenizer, history, 3, right, wrong)
     add_attempts(tokenizer, history, 4, right, right)
-    assert history.transfer(["hard", "never reflected on"]) == {"hard": Transfer(2, 8, 1, 4, 3)}
+    assert history.transfer(["hard", "never reflected on"]) == {"hard": Transfer(8, 1, 4, 3)}
     batch = make_batch(tokenizer, ["hard", "never reflected on"])
     _, metrics = make_planner(tokenizer, history).augment(batch, step=5)
     transfer = {key.rpartition("/")[2]: value for key, value in metrics.items() if "/transfer/" in key}
     assert transfer == {"queries": 1, "before": 1 / 8, "after": 3 / 4}
-
-
-@pytest.mark.parametrize("plain_since,gives_up", [([], True), ([False, False], True), ([False, True], False)])
-def test_a_query_is_given_up_when_nothing_transfers(tokenizer, history, plain_since, gives_up):
-    add_attempts(tokenizer, history, 1, *[(PLAIN, False)] * 12)
-    add_attempts(tokenizer, history, 2, *[(REFLECTION, True)] * 4)
-    add_attempts(tokenizer, history, 3, *[(PLAIN, correct) for correct in plain_since])
-    batch = make_batch(tokenizer, ["hard"])
-    for give_up_after, expected in ((4, gives_up), (5, False), (None, False)):
-        planner = make_planner(tokenizer, history, give_up_after=give_up_after, rounds=None)
-        _, metrics = planner.augment(batch, step=4)
-        assert (metrics["reflection/given_up"], metrics["reflection/prompts"]) == (expected, not expected)
 
 
 def test_a_reflection_row_keeps_every_other_field_and_the_plain_rows_stay(tokenizer, history):
@@ -443,10 +426,9 @@ def test_a_hard_query_without_a_stored_wrong_attempt_is_skipped_and_counted(toke
 
 def test_the_gold_answer_never_enters_the_prompt(tokenizer, history):
     remember(tokenizer, history, "q", wrong=4)
-    for cut in ("middle", "head"):
-        augmented, _ = make_planner(tokenizer, history, cut=cut).augment(make_batch(tokenizer, ["q"]), step=2)
-        row = worker_rows(augmented)[-1]
-        assert "gold" in str(row["reward_model"]) and "gold" not in str(row["raw_prompt"])
+    augmented, _ = make_planner(tokenizer, history).augment(make_batch(tokenizer, ["q"]), step=2)
+    row = worker_rows(augmented)[-1]
+    assert "gold" in str(row["reward_model"]) and "gold" not in str(row["raw_prompt"])
 
 
 # the rollout worker

@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from r3_ext.host.files import replacing
 from r3_ext.host.units import human
 from r3_ext.r3.history.parquet import write_parquet
 from r3_ext.r3.history.shared import existing, meta_of, read_samples, require_same_tokenizer, snapshot, track_samples
@@ -16,16 +17,11 @@ def export(args: argparse.Namespace) -> None:
     if out.suffix != ".parquet":
         raise HistoryError(f"{out}: the name of the output must end in .parquet")
     where, values = filters(args)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        with snapshot(path) as db:
-            tokenizer = load_tokenizer(args.tokenizer, meta_of(db)) if args.tokenizer else None
-            total = db.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()[0]
-            rows = track_samples(read_samples(db, path, where, values), "exporting", total)
-            write_parquet(temporary, rows, meta_of(db), tokenizer)
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(out) as partial, snapshot(path) as db:
+        tokenizer = load_tokenizer(args.tokenizer, meta_of(db)) if args.tokenizer else None
+        total = db.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()[0]
+        rows = track_samples(read_samples(db, path, where, values), "exporting", total)
+        write_parquet(partial, rows, meta_of(db), tokenizer)
     print(f"{out}: {total:,} samples, {human(out.stat().st_size)}")
 
 

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -11,12 +11,10 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from recipe.r3.history.codec import COLUMNS, columns_fit
-from recipe.r3.history.file import HistoryError, check_content, explained, reading
-from recipe.r3.history.store import Sample, damaged, decode
+from r3_ext.host.text import in_one_line
+from recipe.r3.history.codec import COLUMNS, Sample, decode
+from recipe.r3.history.file import HistoryError, explained, open_for_reading
 
-UNBOUNDED = 1 << 62
-"""Rows or bytes: more than there can be, and SQLite's integers hold it."""
 CELL = 1_000
 """Characters of a value that a table shows; folding megabytes into a column takes minutes."""
 SAMPLES = f"SELECT id, abandoned, {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id)"
@@ -31,26 +29,14 @@ def existing(path: str) -> str:
 
 @contextmanager
 def snapshot(path: str):
-    """A read-only connection in one transaction: what is read through it agrees, while a run writes on. Indexes and
-    sums are compared; what a sample's checksum alone covers is not, see `check_samples` and `read_samples`.
-    """
-    with reading(path) as db:
-        with explained(path):
-            db.execute("BEGIN")
-            check_content(db, path)
+    """A read-only connection in one transaction: what is read through it agrees, while a run writes on."""
+    with closing(open_for_reading(path)) as db:
+        db.execute("BEGIN")
         try:
             yield db
         except sqlite3.Error as error:
             with explained(path):
                 raise error
-
-
-def check_samples(db: sqlite3.Connection, path: str) -> None:
-    """Raise HistoryError unless the columns of every sample fit its checksum; payloads are not read."""
-    with explained(path):
-        for sample_id, *columns, checksum in db.execute(f"SELECT id, {COLUMNS}, checksum FROM samples"):
-            if not columns_fit(tuple(columns), checksum):
-                raise damaged(f"{sample_id} of query {columns[0]}", path)
 
 
 def meta_of(db: sqlite3.Connection) -> dict[str, str]:
@@ -69,9 +55,8 @@ def read_samples(
     db: sqlite3.Connection, path: str, where: str, values: Iterable
 ) -> Iterator[tuple[Sample, float | None, bool]]:
     """(sample, entropy, abandoned) in the order in which they were stored; raises HistoryError on a damaged one."""
-    with explained(path):
-        for sample_id, abandoned, *row in db.execute(f"{SAMPLES} WHERE {where} ORDER BY id", values):
-            yield decode(tuple(row), sample_id, path), row[6], bool(abandoned)
+    for sample_id, abandoned, *row in db.execute(f"{SAMPLES} WHERE {where} ORDER BY id", values):
+        yield decode(tuple(row), sample_id, path), row[6], bool(abandoned)
 
 
 def require_same_tokenizer(meta: dict[str, str], other: dict[str, str], source: object) -> None:
@@ -93,7 +78,7 @@ def printable(value: object) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     if len(text) > CELL:
         text = f"{text[:CELL]}... ({len(text):,} characters)"
-    return "".join(char if char.isprintable() else " " for char in text)
+    return in_one_line(text)
 
 
 def print_table(title: str, columns: list[str], rows: list[tuple]) -> None:

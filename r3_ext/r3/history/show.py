@@ -1,12 +1,13 @@
-"""`r3 history show`: sums of a file, or the attempts at one problem."""
+"""`r3 history show`: sums of a file, or the attempts at one problem; `r3 history query`: what any SQLite tool does."""
 
 import argparse
+import csv
 import difflib
 import sqlite3
+import sys
 
 from r3_ext.host.units import human
 from r3_ext.r3.history.shared import (
-    check_samples,
     disk_size,
     existing,
     meta_of,
@@ -16,8 +17,8 @@ from r3_ext.r3.history.shared import (
     snapshot,
     stored,
 )
+from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.history.file import SCHEMA_VERSION, HistoryError
-from recipe.r3.history.store import PLAIN, REFLECTION
 
 
 def show(args: argparse.Namespace) -> None:
@@ -26,6 +27,18 @@ def show(args: argparse.Namespace) -> None:
         tables = query_tables(db, path, args.query) if args.query else [overview(db, path)]
     for table in tables:
         print_table(*table)
+
+
+def query(args: argparse.Namespace) -> None:
+    path = existing(args.path)
+    with snapshot(path) as db:
+        try:
+            cursor = db.execute(args.sql)
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(column for column, *_ in cursor.description or ())
+            writer.writerows([value.hex() if isinstance(value, bytes) else value for value in row] for row in cursor)
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise HistoryError(f"query on {path}: {error}") from error
 
 
 def overview(db: sqlite3.Connection, path: str) -> tuple[str, list, list[tuple]]:
@@ -48,7 +61,9 @@ def trajectory_line(sums: dict[str, tuple[int, int, int]]) -> tuple:
 
 
 def step_lines(db: sqlite3.Connection) -> list[tuple]:
-    number, first, last = db.execute("SELECT count(*), min(step), max(step) FROM steps WHERE step > 0").fetchone()
+    number, first, last = db.execute(
+        "SELECT count(DISTINCT step), min(step), max(step) FROM statistics WHERE step > 0"
+    ).fetchone()
     pins = ", ".join(str(step) for (step,) in db.execute("SELECT step FROM pins ORDER BY step"))
     return [("steps", f"{number:,}, {first} to {last}" if number else 0), ("pinned steps", pins or "-")]
 
@@ -81,7 +96,6 @@ def replay_line(db: sqlite3.Connection) -> tuple:
 
 
 def query_tables(db: sqlite3.Connection, path: str, query_id: str) -> list[tuple[str, list, list[tuple]]]:
-    check_samples(db, path)
     require_query(db, path, query_id)
     steps = ["step", "plain", "rate", "reflected", "rate", "truncated", "replayed", "plain so far"]
     columns = ["id", "step", "weights", "outcome", "prompt", "length", "entropy", "replayed", "state"]

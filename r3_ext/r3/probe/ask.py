@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from r3_ext.data import problems as data
+from r3_ext.data import read, write
 from r3_ext.data.convert import DEEPSCALER
 from r3_ext.evaluate import EvaluationError, plan, score
 from r3_ext.evaluate.benchmarks import Benchmark, content_hash
 from r3_ext.r3.probe.judge import Judge
 from r3_ext.r3.probe.quantities import Plain, Reflected, is_hard
-from recipe.r3.r3_config import R3Config
+from recipe.r3.config.r3_config import R3Config
 from recipe.r3.reflection import build_reflection_messages
 
 NAME = "probe"
@@ -61,13 +62,13 @@ class Chat:
 
 def read_problems(source: str) -> Asked:
     """Every problem of the training data with its row. Raises ValueError with file and row."""
-    rows = data.read_rows(source)[0]
+    rows = read.read_rows(source)[0]
     counts = Counter()
     problems = data.clean(data.to_problems(rows, source, NAME), counts)
     if not problems:
         raise ValueError(f"--data {source} has no usable problem, {dict(counts)}")
-    as_given = data.is_verl(column for row in rows for column in row)
-    return [(p, rows[p.index] if as_given else data.to_row(p, DEEPSCALER, "train")) for p in problems]
+    as_given = read.is_verl(column for row in rows for column in row)
+    return [(p, rows[p.index] if as_given else write.to_row(p, DEEPSCALER, "train")) for p in problems]
 
 
 def sample(problems: Asked, count: int, seed: int, chat: Chat, limit: int) -> Asked:
@@ -167,7 +168,7 @@ class Questions:
     def _drawable(self, scores: score.Scores) -> np.ndarray:
         """(R,) the right answers under reflection that replay may draw into groups of the plain prompt."""
         replay, texts = self.r3.replay, answer_texts(self.reflection_folder)
-        if replay.outcome == "wrong" or not replay.reflected_to_plain:
+        if replay.outcome == "wrong":
             return np.zeros_like(scores.correct_R)
         # texts have the order of scores: by problem and sample.
         return scores.correct_R & np.array([not replay.speaks_of_attempt(texts[key]) for key in sorted(texts)])
@@ -187,8 +188,7 @@ class Questions:
                 row["prompt"],
                 self.chat.token_ids(texts[index, chosen], self.limit),
                 settings.template_cut_off if plain.cut_PA[index, chosen] else settings.template,
-                settings.cut,
-                settings.budget(self.config.data.max_prompt_length),
+                self.config.data.max_prompt_length,
                 lambda candidate: len(self.chat.prompt(candidate)),
                 self.chat.text,
             )

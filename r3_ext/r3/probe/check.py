@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from r3_ext.evaluate.plan import write_text
+from r3_ext.host.files import write_text
 from r3_ext.r3.probe.verdicts import MATTERS, OFF, ON, UNCLEAR
 from r3_ext.study.command import recorded_curves
 from r3_ext.study.design import Design, read_design

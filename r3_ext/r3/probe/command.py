@@ -25,17 +25,17 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from r3_ext.data.check import may_be_any_truth
-from r3_ext.doctor.gpus import default_profile
 from r3_ext.doctor.settings import check_reward, check_values
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate import command as evaluation
 from r3_ext.evaluate.score import grade_folder
-from r3_ext.settings.compose import CACHE, check_choice, compose_config
+from r3_ext.settings.choose import default_profile
+from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
 from r3_ext.settings.prepare import EMBEDDED, MODEL, TRAIN, model_and_data
 from r3_ext.tiny.world import parse as parse_world
 
 if TYPE_CHECKING:
-    from recipe.r3.r3_config import R3Config
+    from recipe.r3.config.r3_config import R3Config
 
 GROUP, LIMIT = "actor_rollout_ref.rollout.n", "data.max_response_length"
 PROBLEMS = 128
@@ -83,7 +83,7 @@ def settle(args: argparse.Namespace) -> DictConfig:
     args.world = None if all(given) else ",".join(filter(None, [args.world, f"seed={args.seed}"]))
     if args.world:
         parse_world(args.world)
-    config = compose_config([f"+profile={args.profile}", "+method=r3", *args.overrides, *own_overrides(args)])
+    config = compose_config([*base_overrides(args.profile, "r3"), *args.overrides, *own_overrides(args)])
     if wrong := check_values(config):
         raise ValueError(wrong[0].found)
     return config
@@ -97,7 +97,7 @@ def subject(args: argparse.Namespace, say: Callable) -> tuple[Path, str]:
     """Folder of the model and source of the data, built on the embedded profile where none is given."""
     if args.world:
         made = model_and_data(EMBEDDED, args.cache, {"world": parse_world(args.world)}, say)
-        config = compose_config([f"+profile={EMBEDDED}", "+method=r3", *made])
+        config = compose_config([*base_overrides(EMBEDDED, "r3"), *made])
         return Path(OmegaConf.select(config, MODEL)), str(OmegaConf.select(config, TRAIN))
     return plan.model_folder(args.model), args.data
 
@@ -145,14 +145,10 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
     from r3_ext.r3.probe.judge import asking
 
     r3 = checked(config)
-    # Whoever asks it in training, here it is asked as R^3's manager does.
-    asked = {"reward_manager": {"source": "importlib", "name": "R3RewardManager"}, "sandbox_fusion": {"url": None}}
-    check_reward(OmegaConf.merge(config, {"reward": asked}))
+    check_reward(as_asked(config))
     model, source = subject(args, say)
     began = time.monotonic()  # a tiny model that had to be built is no part of what a probe costs
-    template_kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
-    template = config.actor_rollout_ref.model.get("custom_chat_template")
-    chat = ask.Chat(model, bool(settings.get("trust_remote_code")), template, template_kwargs)
+    chat = ask.Chat(model, bool(settings.get("trust_remote_code")), *template_of(config))
     asked = ask.sample(ask.read_problems(source), args.problems, args.seed, chat, config.data.max_prompt_length)
     identity = {"path": str(model), "fingerprint": plan.fingerprint(model)}
     with asking(config, [row for _, row in asked]) as judge, plan.only_writer(folder / ask.PLAIN):
@@ -165,20 +161,36 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
         judged = verdicts.judge(figures, int(reflected.asked_P.sum()), foresight)
         step = config.data.train_batch_size * questions.n * float(plain.tokens_PA.mean())
         spent = report.cost(questions.tokens(), step, time.monotonic() - began)
-        overrides = [*args.overrides, *own_overrides(args)]
-        names = {"profile": args.profile, "world": args.world, "overrides": overrides, "seed": args.seed}
-        sizes = {"problems": len(asked), "group": questions.n, "limit": questions.limit}
-        about = {"model": identity, "data": source, "val_data": os.environ.get("VAL_DATA") or None, **names, **sizes}
-        about |= {"reward": {"by": judge.name, "no_score": judge.failures}}
+        about = {"model": identity, "data": source, "problems": len(asked), "group": questions.n}
+        about |= {"limit": questions.limit, "reward": {"by": judge.name, "no_score": judge.failures}, **names_of(args)}
         found = report.content(about, plain, reflected, figures, foresight, judged, spent)
         report.write(folder, found)
     say("\n".join(["", *report.text(found), f"written: {folder / 'probe.json'}, {folder / 'probe.png'}"]))
     return 0
 
 
+def names_of(args: argparse.Namespace) -> dict:
+    """What a person named, for probe.json."""
+    names = {"profile": args.profile, "world": args.world, "seed": args.seed}
+    overrides = [*args.overrides, *own_overrides(args)]
+    return {"val_data": os.environ.get("VAL_DATA") or None, "overrides": overrides, **names}
+
+
+def template_of(config: DictConfig) -> tuple[str | None, dict]:
+    """The chat template in the place of the model's own, and what it is given."""
+    kwargs = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
+    return config.actor_rollout_ref.model.get("custom_chat_template"), kwargs
+
+
+def as_asked(config: DictConfig) -> DictConfig:
+    """Whoever asks for rewards in training, here they are asked for as R^3's manager does."""
+    asked = {"reward_manager": {"source": "importlib", "name": "R3RewardManager"}, "sandbox_fusion": {"url": None}}
+    return OmegaConf.merge(config, {"reward": asked})
+
+
 def checked(config: DictConfig) -> "R3Config":
     """The recipe's settings. Raises ValueError with the full key."""
-    from recipe.r3.r3_config import validate_r3_config
+    from recipe.r3.config.r3_rules import validate_r3_config
 
     r3, n = validate_r3_config(config), config.actor_rollout_ref.rollout.n
     if n < r3.reflection.min_attempts:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig
 
 from r3_ext.evaluate import EvaluationError
+from recipe.common.outcome import correct_from
 from recipe.common.reward.function import Verdict
 from recipe.common.reward.manager import RewardConfig, make_function, question, references
 from recipe.common.reward.math.pool import grade
@@ -84,6 +85,6 @@ def asking(config: DictConfig, rows: list[dict]) -> Iterator[Judge]:
             yield Judge(GRADER, ask_grader, 1.0, rows, threads)
             return
         try:
-            yield Judge(f"{named.path}:{named.name}", ask_function, config.algorithm.r3.correct_from, rows, threads)
+            yield Judge(f"{named.path}:{named.name}", ask_function, correct_from(config), rows, threads)
         finally:
             function.close()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe.common.validation import bootstrap, pass_at_k, percentiles
-from recipe.r3.r3_config import R3Config
+from recipe.r3.config.r3_config import R3Config
 
 Figure = list[float]
 """[value, low, high]"""
@@ -78,7 +78,7 @@ def group_of(answers: Iterable[tuple[bool, float, bool]], n: int) -> dict[str, f
     """Probabilities of a group of n out of 2n answers: of each whether it is right, its score, whether it is ranked.
 
     all_right, all_wrong: the group is dead, all its answers are right, or wrong, and have one score. mixed: it is not.
-    rankable: all wrong, and at least two are ranked: those that are cut off, unless `ranking.scope` is failed.
+    rankable: all wrong, and at least two are ranked: those that are cut off.
     drawn_right: all wrong, while the other n answers, the history, hold a right one. drawn_wrong: the reverse.
 
     n = 2, 1 right and 2 cut off of 4: of the 6 groups 3 are mixed and 3 all wrong, one of which has both that are cut
@@ -103,10 +103,9 @@ def group_of(answers: Iterable[tuple[bool, float, bool]], n: int) -> dict[str, f
     }
 
 
-def groups(plain: Plain, scope: str = "truncated") -> dict[str, np.ndarray]:
+def groups(plain: Plain) -> dict[str, np.ndarray]:
     """`group_of` every problem, (P,) each."""
-    ranked_PA = plain.cut_PA | (scope == "failed")
-    parts = (part.tolist() for part in (plain.correct_PA, plain.score_PA, ranked_PA))
+    parts = (part.tolist() for part in (plain.correct_PA, plain.score_PA, plain.cut_PA))
     found = [group_of(zip(*of_problem, strict=True), plain.n) for of_problem in zip(*parts, strict=True)]
     return {name: np.array([each[name] for each in found]) for name in found[0]}
 
@@ -193,7 +192,7 @@ def _at(curve_BN: np.ndarray, answers_B: np.ndarray) -> np.ndarray:
 
 def measure(plain: Plain, reflected: Reflected, seed: int, r3: R3Config, batch_size: int) -> dict[str, Figure]:
     """All figures but the ranking's foresight, as these settings and a batch of so many prompts would have them."""
-    found, most = groups(plain, r3.ranking.scope), r3.reflection.cap(batch_size) / batch_size
+    found, most = groups(plain), r3.reflection.cap(batch_size) / batch_size
     opened_P = opened(plain, reflected, found["all_wrong"]) * asked_part(reflected.asked_P.mean(), most)
     right, wrong = r3.replay.outcome != "wrong", r3.replay.outcome != "correct"
     figures = {name: share(found[name]) for name in ("mixed", "all_right", "all_wrong", "rankable")}

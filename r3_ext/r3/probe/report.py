@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from r3_ext.evaluate.plan import write_text
+from r3_ext.host.files import write_text
 from r3_ext.r3.probe import figure, verdicts
 from r3_ext.r3.probe.quantities import Figure, Plain, Reflected
 from r3_ext.r3.probe.verdicts import OFF, Verdict, percent

@@ -12,7 +12,7 @@ more problems may decide.
                 is on only where reflection is; where that is unclear, off only if off with it as well
     reflection  a hard problem has a right answer under reflection and none when it is asked again at equal generated
                 tokens, less the reverse. Where fewer than `LEAST` were asked, the share of hard problems bounds it
-    ranking     a group is all wrong and two of its answers are cut off (all are ranked with `ranking.scope=failed`).
+    ranking     a group is all wrong and two of its answers are cut off.
                 On only if the order of the ranking foresees which cut-off answers become right (`r3 eval rank`): a
                 wrong order teaches wrong things, and off where
                 the foresight is too small to matter. On only if such groups surely outnumber the mixed ones, in which

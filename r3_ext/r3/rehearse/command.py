@@ -16,10 +16,13 @@ import time
 
 from rich.console import Console
 
-from r3_ext.doctor.gpus import default_profile
 from r3_ext.host import cluster
+from r3_ext.recipes import R3
 from r3_ext.run import command as launch
+from r3_ext.run.environment import replace_read_only_home
 from r3_ext.run.start import Start, settle
+from r3_ext.run.train import interpreter
+from r3_ext.settings.choose import default_profile
 from r3_ext.settings.prepare import EMBEDDED
 from recipe.common.modes import SYNC
 
@@ -43,7 +46,7 @@ def check(own: argparse.Namespace, start: Start) -> None:
     for name in ("repeat", "memory"):
         if (value := getattr(own, name)) is not None and not value > 0:
             raise ValueError(f"--{name} must be more than 0, got {value:g}")
-    if not start.method.startswith("r3"):
+    if start.method not in R3.methods:
         raise ValueError(f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them")
     if start.mode != SYNC:
         raise ValueError(f"--mode {start.mode}: rehearsed is the synchronous mode, whose phases come one by one")
@@ -71,8 +74,8 @@ def main(argv: list[str]) -> int:
         check(own, start)
         say(f"rehearsing {start.method} on {start.profile} in {os.path.relpath(start.folder)}")
         if start.profile == EMBEDDED:
-            launch.replace_read_only_home(start.cache, say)
-        with launch.interpreter(start.profile, start.overrides, say) as python:
+            replace_read_only_home(start.cache, say)
+        with interpreter(start.profile, start.overrides, say) as python:
             from r3_ext.r3.rehearse.rehearsal import rehearse  # imports verl, and Ray, which must not be there before
 
             return rehearse(own, start, python, began, console, say)

@@ -10,7 +10,7 @@ from r3_ext.r3.rehearse.predict import Seconds
 from r3_ext.r3.rehearse.steps import FIRST, GRPO, LATER, PHASES, WARM_UP, WORST
 from r3_ext.record import memory
 from r3_ext.record.summary import read_metrics
-from recipe.r3.core_algos import RANK_MARK, REPLAY_MARK, unmarked
+from recipe.common.rows import TrainedUid
 
 START, END, ROLLOUT, UPDATE = "start", "end", "rollout", "update"
 CHECKPOINT, VALIDATION = "checkpoint", "validation"
@@ -108,20 +108,21 @@ class Measured:
 
 
 def received(folder: Path, step: int) -> dict:
-    """What the workers received in the optimizer steps of a training step (`algorithm.r3.rows_folder`)."""
+    """What the workers received in the optimizer steps of a training step (R3_ROWS_FOLDER)."""
     found = {}
     for file in sorted((folder / f"step_{step}").glob("rank_*.jsonl")):
         lines = file.read_text().splitlines()
         found |= {(row["uid"], row["session"]): row for line in lines for row in json.loads(line)}
-    rows = [row for row in found.values() if not row["uid"].startswith("pad")]
-    fresh = [row for row in rows if not row["uid"].endswith(REPLAY_MARK)]
+    rows = [(TrainedUid.parse(row["uid"]), row["tokens"]) for row in found.values() if not row["uid"].startswith("pad")]
+    fresh = [tokens for uid, tokens in rows if not uid.is_replayed]
+    replayed = [tokens for uid, tokens in rows if uid.is_replayed]
     return {
         "rows": len(rows),
-        "tokens": sum(row["tokens"] for row in rows),
+        "tokens": sum(tokens for _, tokens in rows),
         "fresh": len(fresh),
-        "fresh_tokens": sorted({row["tokens"] for row in fresh}),
-        "groups": len({unmarked(row["uid"]) for row in rows}),
-        "replayed": len(rows) - len(fresh),
-        "replayed_tokens": sorted({row["tokens"] for row in rows if row["uid"].endswith(REPLAY_MARK)}),
-        "ranked_groups": len({unmarked(row["uid"]) for row in rows if row["uid"].endswith(RANK_MARK)}),
+        "fresh_tokens": sorted(set(fresh)),
+        "groups": len({uid.group for uid, _ in rows}),
+        "replayed": len(replayed),
+        "replayed_tokens": sorted(set(replayed)),
+        "ranked_groups": len({uid.group for uid, _ in rows if uid.is_ranked}),
     }

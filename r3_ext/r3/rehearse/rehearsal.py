@@ -12,20 +12,22 @@ from rich.console import Console
 
 from r3_ext.doctor import command as doctor
 from r3_ext.doctor.finding import is_cpu
-from r3_ext.doctor.gpus import list_gpus
-from r3_ext.doctor.machine import main_memory
 from r3_ext.doctor.model_files import model_architecture, tokenizer_of
+from r3_ext.host.hardware import list_gpus, main_memory
 from r3_ext.host.units import GIB
 from r3_ext.r3.rehearse import predict, report, steps, weights
 from r3_ext.r3.rehearse.measured import Measured
-from r3_ext.record.folder import held
+from r3_ext.record.folder import STOPPED, held
 from r3_ext.record.memory import CLOSE_S
 from r3_ext.run import command as launch
 from r3_ext.run.start import Start
+from r3_ext.run.train import command_of, run, run_overrides
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import compose_config, quoted
 from r3_ext.settings.prepare import MODEL, override
-from recipe.r3.r3_config import MODULES, R3Config, validate_r3_config
+from recipe.common.config.verl_rules import ENVIRONMENT, MODULES
+from recipe.r3.config.r3_config import R3Config
+from recipe.r3.config.r3_rules import validate_r3_config
 
 ENTRY = "verl.trainer.main_ppo"
 """recipe.r3.main_r3 without its check, which takes the trainer mode `r3` only."""
@@ -38,7 +40,7 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
     Raises:
         ValueError: a source or a setting that cannot be taken.
     """
-    places = launch.run_overrides(start.folder, start.method, False)
+    places = run_overrides(start.folder, start.method, False)
     known = compose_config(start.compose(places + start.stored_paths()))
     overrides, config, _ = launch.prepare(start, places, known, say)
     architecture, budget = model_architecture(config), own.memory or available(config)
@@ -60,19 +62,13 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
         problems = prepare(config, r3, start.folder, repeat)
         overrides = [*overrides, *rehearsal_overrides(config, start.folder, places, kinds)]
         rehearsed = compose_config(overrides)
-        command = launch.command_of(start, overrides, rehearsed, python, ENTRY)
-        code, _ = launch.run(start, -1, rehearsed, command, console, CLOSE_S)
-        if code in (130, launch.STOPPED):
+        command = command_of(start, overrides, rehearsed, python, ENTRY)
+        code, _ = run(start, -1, rehearsed, command, console, CLOSE_S)
+        if code in (130, STOPPED):
             return code
         measured = Measured.read(start.folder, began, time.time())
-        facts = {
-            "problems": problems,
-            "caps": steps.Caps.of(config, r3),
-            "rows_folder": start.folder / "rows",
-            "checkpoint_bytes": drop_checkpoint(start.folder / "checkpoints"),
-            "budget": budget,
-            "sizing": report.sized(plan),
-        }
+        sizes = {"problems": problems, "budget": budget, "sizing": report.sized(plan)}
+        facts = sizes | {"caps": steps.Caps.of(config, r3)} | left_behind(start.folder)
         found = outcome(config, measured, facts, code, start.folder)
         (start.folder / "rehearsal.json").write_text(json.dumps(found, indent=2) + "\n")
         text = report.markdown(found)
@@ -80,6 +76,11 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
     say(text)
     say(f"report: {os.path.relpath(start.folder / 'rehearsal.md')}, and rehearsal.json beside it")
     return code or (0 if found["fits"] else 1)
+
+
+def left_behind(folder: Path) -> dict:
+    """Where the workers wrote what they received, and the size of a checkpoint, which is deleted."""
+    return {"rows_folder": folder / "rows", "checkpoint_bytes": drop_checkpoint(folder / "checkpoints")}
 
 
 def with_weights(
@@ -131,7 +132,7 @@ def prepare(config: DictConfig, r3: R3Config, folder: Path, repeat: int) -> int:
     vocabulary = sorted({token for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] for token in ids})
     names = [[data.query_id(row) for row in rows] for rows in (reflected, others)]
     history = folder / "history.sqlite"
-    steps.plant(str(history), r3, *names, cut_off, config.data.max_response_length, vocabulary)
+    steps.plant(str(history), config, r3, *names, cut_off, vocabulary)
     most = config.data.get("train_max_samples", -1)
     return min(len(data.table), most) if most > 0 else len(data.table)
 
@@ -155,8 +156,7 @@ def rehearsal_overrides(config: DictConfig, folder: Path, places: list[str], kin
         "trainer.val_before_train=False",
         # Before the worst step, should that one fail.
         *(f"trainer.{key}={last if config.trainer[key] > 0 else -1}" for key in ("test_freq", "save_freq")),
-        f"algorithm.r3.rows_folder={quoted(folder / 'rows')}",
-        "algorithm.r3.history.restore=all",
+        f"+{ENVIRONMENT}.R3_ROWS_FOLDER={quoted(folder / 'rows')}",
     ]
 
 

@@ -8,7 +8,7 @@ from r3_ext.doctor.finding import is_cpu
 from r3_ext.host.units import human
 from r3_ext.r3.rehearse import predict
 from r3_ext.r3.rehearse.measured import CHECKPOINT, ROLLOUT, START, UPDATE, VALIDATION, Measured, received
-from r3_ext.r3.rehearse.predict import TOKENS, UTILIZATION, Course
+from r3_ext.r3.rehearse.predict import TOKENS, UTILIZATION, Course, Seconds
 from r3_ext.r3.rehearse.steps import FIRST, GRPO, LATER, WORST
 from r3_ext.record import memory
 from r3_ext.record.failure import errors
@@ -61,30 +61,10 @@ def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
     """
     seconds = measured.seconds()
     course = Course.of(config, facts["problems"])
-    trainer = config.trainer
-    gpus = 0 if is_cpu(config) else trainer.n_gpus_per_node * trainer.nnodes
-    total = predict.run_seconds(course, seconds)
-    [worst_step] = measured.steps(WORST)
-    worst_row = measured.rows[worst_step]
     typical = [measured.peak(kind) for kind in (FIRST, LATER)]
     typical += [phase_peak(measured, name) for name in (START, CHECKPOINT, VALIDATION)]
-    later = [measured.rows[step] for step in measured.steps(LATER)]
-    bytes_per_token = history_token_bytes(measured)
-    tokens = sum(row["generated/tokens"] for row in later) / len(later)
-    rows = sum(row["fresh/rows"] + row["reflection/rows"] for row in later) / len(later)
     return {
-        "phases": {
-            kind: {
-                name: {
-                    "seconds": round(measured.phase_seconds(name, kind), 3),
-                    "tokens": round(measured.tokens(kind, name)),
-                    "memory": measured.peak(kind, name),
-                }
-                for name in PHASES
-                if measured.phase_seconds(name, kind)
-            }
-            for kind in TITLES
-        },
+        "phases": {kind: phases_of(measured, kind) for kind in TITLES},
         "start": {"seconds": round(seconds.start, 1), "memory": phase_peak(measured, START)},
         "validation": {"seconds": round(seconds.validation, 2), "memory": phase_peak(measured, VALIDATION)},
         "checkpoint": {
@@ -93,40 +73,76 @@ def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
             "bytes": facts["checkpoint_bytes"],
         },
         "step_seconds": {kind: round(measured.step_seconds(kind), 2) for kind in TITLES},
-        "worst_case": {
-            "received": received(facts["rows_folder"], worst_step),
-            "caps": vars(facts["caps"]),
-            "n": config.actor_rollout_ref.rollout.n,
-            "response_limit": config.data.max_response_length,
-            "prompt_limit": config.data.max_prompt_length,
-            "longest_prompt": worst_row["prompt_length/max"],
-            "shortest_prompt": worst_row["prompt_length/min"],
-            "reflection_prompts": worst_row.get("reflection/prompts", 0),
-        },
+        "worst_case": worst_step(config, measured, facts),
         "memory": {
             "budget": facts["budget"],
             "typical": max(biggest(peak, config) for peak in typical),
             "worst": biggest(measured.peak(WORST), config),
             "per_gpu": measured.peak(WORST).get("gpus", []),
         },
-        "prediction": {
-            "steps": course.steps,
-            "validations": course.validations,
-            "checkpoints": course.checkpoints,
-            "seconds": round(total, 1),
-            "seconds_if_every_step_is_the_worst": round(predict.worst_seconds(course, seconds), 1),
-            "seconds_of_grpo": round(predict.grpo_seconds(course, seconds), 1),
-            "gpu_hours": round(total * gpus / 3600, 2),
-        },
-        "disk": {
-            "checkpoint": facts["checkpoint_bytes"],
-            "checkpoints_kept": min(course.checkpoints, trainer.max_actor_ckpt_to_keep or course.checkpoints),
-            "history_step": round(tokens * bytes_per_token),
-            "history": round(
-                predict.history_bytes(config, course.steps, facts["problems"], rows, tokens * bytes_per_token / rows)
-            ),
-        },
+        "prediction": prediction(config, course, seconds),
+        "disk": disk_space(config, course, measured, facts),
         "sizing": facts["sizing"],
+    }
+
+
+def phases_of(measured: Measured, kind: str) -> dict:
+    """Seconds, tokens and memory of each phase of the steps of a kind."""
+    return {
+        name: {
+            "seconds": round(measured.phase_seconds(name, kind), 3),
+            "tokens": round(measured.tokens(kind, name)),
+            "memory": measured.peak(kind, name),
+        }
+        for name in PHASES
+        if measured.phase_seconds(name, kind)
+    }
+
+
+def worst_step(config: DictConfig, measured: Measured, facts: dict) -> dict:
+    """What the workers received of the worst step, and what the settings allow."""
+    [step] = measured.steps(WORST)
+    row = measured.rows[step]
+    return {
+        "received": received(facts["rows_folder"], step),
+        "caps": vars(facts["caps"]),
+        "n": config.actor_rollout_ref.rollout.n,
+        "response_limit": config.data.max_response_length,
+        "prompt_limit": config.data.max_prompt_length,
+        "longest_prompt": row["prompt_length/max"],
+        "shortest_prompt": row["prompt_length/min"],
+        "reflection_prompts": row.get("reflection/prompts", 0),
+    }
+
+
+def prediction(config: DictConfig, course: Course, seconds: Seconds) -> dict:
+    """What the whole run will take."""
+    gpus = 0 if is_cpu(config) else config.trainer.n_gpus_per_node * config.trainer.nnodes
+    total = predict.run_seconds(course, seconds)
+    return {
+        "steps": course.steps,
+        "validations": course.validations,
+        "checkpoints": course.checkpoints,
+        "seconds": round(total, 1),
+        "seconds_if_every_step_is_the_worst": round(predict.worst_seconds(course, seconds), 1),
+        "seconds_of_grpo": round(predict.grpo_seconds(course, seconds), 1),
+        "gpu_hours": round(total * gpus / 3600, 2),
+    }
+
+
+def disk_space(config: DictConfig, course: Course, measured: Measured, facts: dict) -> dict:
+    """Bytes of the checkpoints and of the history."""
+    later = [measured.rows[step] for step in measured.steps(LATER)]
+    tokens = sum(row["generated/tokens"] for row in later) / len(later)
+    rows = sum(row["fresh/rows"] + row["reflection/rows"] for row in later) / len(later)
+    of_step = tokens * history_token_bytes(measured)
+    kept = config.trainer.max_actor_ckpt_to_keep or course.checkpoints
+    history = predict.history_bytes(config, course.steps, facts["problems"], rows, of_step / rows)
+    return {
+        "checkpoint": facts["checkpoint_bytes"],
+        "checkpoints_kept": min(course.checkpoints, kept),
+        "history_step": round(of_step),
+        "history": round(history),
     }
 
 

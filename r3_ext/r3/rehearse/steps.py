@@ -20,10 +20,12 @@ import numpy as np
 import pyarrow as pa
 from omegaconf import DictConfig
 
-from r3_ext.data.problems import to_table, write_table
+from r3_ext.data.read import to_table
+from r3_ext.data.write import write_table
 from recipe.common.query_ids import make_query_id
-from recipe.r3.history.store import PLAIN, History, Sample
-from recipe.r3.r3_config import R3Config, ReflectionConfig
+from recipe.common.rows import PLAIN
+from recipe.r3.config.r3_config import R3Config, ReflectionConfig
+from recipe.r3.history.store import History, Sample
 from recipe.r3.reflection import CUT_MARK
 
 WARM_UP, FIRST, LATER, GRPO, WORST = "warm-up", "first", "later", "grpo", "worst"
@@ -64,8 +66,7 @@ class Caps:
         prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
         reflection = max(1, int(r3.reflection.max_fraction * prompts)) if r3.reflection.enable else 0
         groups = prompts + reflection
-        replayed = prompts + (reflection if r3.replay.reflection_groups else 0)
-        return cls(prompts * n, reflection, replayed * stored(r3), groups if r3.ranking.enable else 0)
+        return cls(prompts * n, reflection, groups * stored(r3), groups if r3.ranking.enable else 0)
 
 
 def stored(r3: R3Config) -> int:
@@ -140,7 +141,7 @@ class Data:
         """Rows of the typical steps and, last, those that the worst one is made of, drawn at random."""
         limit, key = self.config.data.max_prompt_length, self.config.data.prompt_key
         order = list(range(len(self.table)))
-        random.Random(self.r3.seed).shuffle(order)
+        random.Random(self.config.data.seed).shuffle(order)
         chosen, wanted = [], self.batches * self.size
         for number in order:
             [row] = self.table.slice(number, 1).to_pylist()
@@ -160,7 +161,7 @@ class Data:
         """Rows of the worst step: those to be reflected on, then the others; and whether attempts were cut off."""
         key, longest = self.config.data.prompt_key, self.config.data.max_prompt_length
         reflection = self.r3.reflection
-        limit, cut_off = reflection_limit(reflection, reflection.budget(longest), self.count)
+        limit, cut_off = reflection_limit(reflection, longest, self.count)
         rows = sorted(self.rows[-self.size :], key=lambda row: self.count(row[key]))
         cap = Caps.of(self.config, self.r3).reflection
         made = []
@@ -187,15 +188,22 @@ class Data:
 
 
 def plant(
-    path: str, r3: R3Config, reflected: list[str], others: list[str], cut_off: bool, length: int, vocabulary: list[int]
+    path: str,
+    config: DictConfig,
+    r3: R3Config,
+    reflected: list[str],
+    others: list[str],
+    cut_off: bool,
+    vocabulary: list[int],
 ) -> None:
-    """The history that the worst step finds; its answers have `length` tokens.
+    """The history that the worst step finds; its answers are as long as answers can be.
 
     Args:
         reflected, others: query ids of the problems to be reflected on, and of the others.
         vocabulary: token ids that answers are made of.
     """
-    rng = np.random.default_rng(r3.seed)
+    seed, length = config.data.seed, config.data.max_response_length
+    rng = np.random.default_rng(seed)
     right = stored(r3)
 
     def sample(query_id: str, correct: bool, truncated: bool) -> Sample:
@@ -209,7 +217,7 @@ def plant(
     attempts = max(r3.reflection.min_attempts, int(right / r3.reflection.threshold) + 1)
     statistics = [(query_id, PLAIN, attempts, right, int(cut_off)) for query_id in reflected]
     statistics += [(query_id, PLAIN, right, right, 0) for query_id in others if right]
-    history = History(path, r3.history.max_per_outcome, int(r3.history.max_gib * 2**30), r3.seed)
+    history = History(path, r3.history.max_per_outcome, int(r3.history.max_gib * 2**30), seed)
     try:
         history.absorb(samples, statistics)
     finally:

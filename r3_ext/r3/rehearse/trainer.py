@@ -12,9 +12,9 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from transfer_queue import KVBatchMeta
 
 from r3_ext.r3.rehearse.steps import GRPO, PHASES, WORST
+from recipe.common.queue import KVBatchMeta
 from recipe.r3.r3_trainer import R3Trainer
 from recipe.r3.reflection import AGENT_NAME, ReflectionAgentLoop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
@@ -75,7 +75,7 @@ class RehearseTrainer(R3Trainer):
         on = self._mechanisms
         off = {name: replace(getattr(on, name), enable=False) for name in ("replay", "reflection", "ranking")}
         self.r3 = replace(on, **off) if self._kind == GRPO else on
-        self.replay_buffer.replay = self.r3.replay
+        self.replay_buffer.replayer.config = self.r3.replay
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         planner, self.planner = self.planner, self.planner if self.r3.reflection.enable else None
@@ -92,7 +92,7 @@ class RehearseTrainer(R3Trainer):
 
     def prepare_step(self) -> dict:
         self._begin("rollout")
-        self._reflection_metrics = {}
+        self.planned = {}
         return super().prepare_step()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:

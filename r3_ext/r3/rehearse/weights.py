@@ -1,9 +1,8 @@
 """Random weights for a model of which only config and tokenizer are there; time and memory are those of real ones."""
 
-import hashlib
-import os
-import shutil
 from pathlib import Path
+
+from r3_ext.host.files import replacing, sha256
 
 
 def lacks_weights(model: str) -> bool:
@@ -23,12 +22,10 @@ def random_weights(model: str, cache: Path) -> Path:
 
     config = AutoConfig.from_pretrained(model)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    name = hashlib.sha256(f"{model} {config.to_json_string()}".encode()).hexdigest()[:16]
+    name = sha256(f"{model} {config.to_json_string()}")[:16]
     folder = cache / f"random-{name}"
     if not folder.exists():
-        partial = folder.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        AutoModelForCausalLM.from_config(config, dtype=config.dtype).save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        os.replace(partial, folder)
+        with replacing(folder) as partial:
+            AutoModelForCausalLM.from_config(config, dtype=config.dtype).save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
     return folder

@@ -15,7 +15,7 @@
 
 verl's interface: `compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs)` returns a
 number or a truth value, or a dict with `score` and perhaps `acc`; its other keys are not used. An answer is correct
-when `acc` says so, else when its score is at least `algorithm.r3.correct_from`.
+when `acc` says so, else when its score is at least `reward.reward_kwargs.correct_from`.
 
 The function is the user's, the text is a model's: it runs with the grader's killing deadline and memory limit, and what
 it returns is checked. One that hangs, raises, or returns NaN, a text or more than 1e18 leaves a wrong answer with
@@ -38,7 +38,7 @@ from numbers import Number
 
 import numpy as np  # rows of a data set may hold its arrays too: it is loaded before memory is limited
 
-from recipe.common.reward.process_pool import Pool, Worker, questions
+from recipe.common.process_pool import Pool, Worker, questions
 
 KEY = "reward.custom_reward_function"
 PKG, FILE = "pkg://", "file://"
@@ -91,7 +91,7 @@ def load_function(path: str, name: str, may_be_coroutine: bool = False) -> Calla
             module = importlib.import_module(_module_name(path))
         else:
             spec = importlib.util.spec_from_file_location("r3_custom_reward", function_file(path))
-            if spec is None:
+            if spec is None or spec.loader is None:
                 raise ImportError("it is not a Python file")
             module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
@@ -136,7 +136,8 @@ def judged(result: object) -> Verdict:
     score, acc = (result.get("score"), result.get("acc")) if isinstance(result, dict) else (result, None)
     if not isinstance(score, Number | np.bool_) or isinstance(score, complex):
         return Verdict(0.0, error=f"returned {_short(result)}, not a number or a dict with one under score")
-    if not abs(score := float(score)) <= LARGEST:  # nor is NaN
+    score = float(score)  # pyright: ignore[reportArgumentType]
+    if not abs(score) <= LARGEST:  # nor is NaN
         return Verdict(0.0, error=f"returned the score {score}")
     if acc is not None and not (isinstance(acc, Number | np.bool_) and acc in (0, 1)):
         return Verdict(0.0, error=f"returned acc={_short(acc)}, neither true nor false")
@@ -150,11 +151,11 @@ def _short(value: object) -> str:
 
 def serve(pipe: int, parent_pid: int, path: str, name: str, kwargs: str) -> None:
     """Answers (data_source, solution_str, ground_truth, extra_info) with the fields of a `Verdict` as JSON."""
-    connection, function, kwargs = Connection(pipe), load_function(path, name), unpacked(kwargs)
+    connection, function, arguments = Connection(pipe), load_function(path, name), unpacked(kwargs)
     for question, reply in questions(connection, parent_pid):
         is_full = False
         try:
-            verdict = judged(function(**dict(zip(NAMES, question, strict=True)) | kwargs))
+            verdict = judged(function(**dict(zip(NAMES, question, strict=True)) | arguments))
         except Exception as error:  # whatever the user's code raises is told, and costs that answer only
             verdict = Verdict(0.0, error=f"raised {type(error).__name__}: {_short(str(error))}")
             is_full = isinstance(error, MemoryError)  # and may be so for good

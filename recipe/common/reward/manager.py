@@ -24,13 +24,15 @@ answer earns s (1 + r_len), another s.
 import asyncio
 import dataclasses
 import logging
-import math
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
+from recipe.common.checks import is_count, is_number, require
+from recipe.common.outcome import CORRECT_FROM
 from recipe.common.reward.function import RewardFunction
 from recipe.common.reward.math.pool import START_TIMEOUT_S, grade
 from recipe.common.reward.truths import accepted_answers
@@ -73,6 +75,9 @@ class RewardConfig:
     length_bonus_max_tokens: int = 32768
     """L_max, in tokens: the length from which on there is no bonus. May exceed data.max_response_length."""
 
+    correct_from: float = CORRECT_FROM
+    """Score from which an answer is correct, where the reward function does not say so itself (`acc`)."""
+
     grader_timeout_s: float = 5.0
     """Seconds after which an answer is wrong because the grader, or a reward function, has not decided."""
 
@@ -80,11 +85,12 @@ class RewardConfig:
     """Processes of each reward worker that grade, or run a reward function; there are reward.num_workers of those."""
 
     def __post_init__(self):
+        _require(is_number(self.correct_from), "correct_from", "be a number", self.correct_from)
         _require(isinstance(self.length_bonus, bool), "length_bonus", "be true or false", self.length_bonus)
         tokens, timeout_s, workers = self.length_bonus_max_tokens, self.grader_timeout_s, self.grader_workers
-        _require(_is_number(tokens, int) and tokens > 0, "length_bonus_max_tokens", "be > 0", tokens)
-        _require(_is_number(timeout_s, int | float) and timeout_s > 0, "grader_timeout_s", "be > 0", timeout_s)
-        _require(_is_number(workers, int) and workers >= 1, "grader_workers", "be >= 1", workers)
+        _require(is_count(tokens, 1), "length_bonus_max_tokens", "be > 0", tokens)
+        _require(is_number(timeout_s) and timeout_s > 0, "grader_timeout_s", "be > 0", timeout_s)
+        _require(is_count(workers, 1), "grader_workers", "be >= 1", workers)
 
     @classmethod
     def from_reward_kwargs(cls, reward_kwargs: Mapping | None) -> "RewardConfig":
@@ -99,13 +105,8 @@ class RewardConfig:
         return cls(**given)
 
 
-def _is_number(value, kind) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _require(ok: bool, key: str, rule: str, value) -> None:
-    if not ok:
-        raise ValueError(f"reward.reward_kwargs.{key} must {rule}, got {value!r}")
+    require(ok, f"reward.reward_kwargs.{key}", rule, value)
 
 
 def length_bonus(num_tokens: int, max_tokens: int) -> float:
@@ -115,6 +116,9 @@ def length_bonus(num_tokens: int, max_tokens: int) -> float:
 
 class R3RewardManager(RewardManagerBase):
     """Correctness by math-verify, or the score of a reward function, times one plus the length bonus."""
+
+    tokenizer: Any
+    """verl says AutoTokenizer, which only makes tokenizers."""
 
     def __init__(self, config, tokenizer, compute_score, reward_router_address=None, reward_model_tokenizer=None):
         super().__init__(config, tokenizer, compute_score)
@@ -126,7 +130,7 @@ class R3RewardManager(RewardManagerBase):
             check_grader(self.reward_config.grader_workers)
         else:
             self._told: set[str] = set()
-            self.correct_from = config.algorithm.r3.correct_from
+            self.correct_from = self.reward_config.correct_from
 
     async def run_single(self, data: DataProto) -> dict:
         item = data[-1]  # of several outputs of one trajectory, the last one is the answer
@@ -182,7 +186,7 @@ def make_function(config, timeout_s: float, workers: int) -> RewardFunction | No
     named = config.reward.get("custom_reward_function") or {}
     if not named.get("path"):
         return None
-    return RewardFunction(named.path, named.name, function_kwargs(named), timeout_s, workers)
+    return RewardFunction(named["path"], named["name"], function_kwargs(named), timeout_s, workers)
 
 
 def function_kwargs(named: Mapping) -> dict:

@@ -11,35 +11,31 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What a fair comparison needs and verl does not log, for R^3 and for verl's own trainer alike.
+"""What a fair comparison needs and verl does not log, for a recipe's trainer and for verl's own alike.
 
 `MeasuredMixin` adds to a trainer of any mode: unbiased validation figures (`val/`), and every token that was
 generated for training (`generated/tokens`, once its group is done with), those of groups that dynamic sampling threw
-away included. A run that is
-asked to end saves first (stop.py). `BaselineTrainer` is verl's synchronous trainer with this and a watch over its
-workers: `trainer.v1.trainer_mode=baseline`; `baseline_colocate_async` and `baseline_separate_async` are the others.
+away included. A run that is asked to end saves first (stop.py).
 """
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
-import transfer_queue as tq
 from omegaconf import DictConfig
-from transfer_queue import KVBatchMeta
 
+from recipe.common import queue
 from recipe.common.metrics import group_ledger, series_metrics
-from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
+from recipe.common.modes import SYNC
 from recipe.common.outcome import NO_SCORE, Reading, check_judged
+from recipe.common.queue import KVBatchMeta
+from recipe.common.rows import is_reflection, uid_of, versions_of
+from recipe.common.trainer.discarded import count_discarded
 from recipe.common.trainer.stop import StoppableMixin
-from recipe.common.trainer.watchdog import WorkerWatch
 from recipe.common.validation import validation_metrics
-from recipe.r3.replay.buffer import group_of, is_reflection, rows_of, versions_of
+from recipe.common.verl_hooks import TRAINER_HOOKS, Hooks, check_hooks
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 MEASURED = ("length_bonus", "truncated", "response_length", "reward_error")
 """What the recipe's reward manager tells of an answer besides its scores. `val/` has figures of it, but for the bonus:
@@ -51,8 +47,11 @@ class MeasuredMixin(StoppableMixin):
 
     MODE = SYNC
     """verl's name for the mode of the trainer below."""
+    HOOKS: Hooks = {}
+    """Methods of verl that the trainer extends, besides those of all."""
 
     def __init__(self, config: DictConfig):
+        check_hooks({**TRAINER_HOOKS, **self.HOOKS})
         # The registered name chose this class. verl finds the settings of its own mode under verl's name.
         config.trainer.v1.trainer_mode = self.MODE
         super().__init__(config)
@@ -60,27 +59,25 @@ class MeasuredMixin(StoppableMixin):
     def _build_replay_buffer(self) -> ReplayBuffer:
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = buffer.sampler_kwargs.get("poll_interval", buffer.poll_interval)
-        self._discarded = count_discarded(buffer)
-        return buffer
+        return count_discarded(buffer)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.MODE == SYNC:
             return
         # verl saves the queue before it clears the rows that the step trained, and nobody clears them afterwards.
-        tags = tq.kv_list("train").get("train", {})
-        prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
-        if orphans := [key for key in tags if group_of(key) not in prompts]:
-            tq.kv_clear(keys=orphans, partition_id="train")
+        prompts, rows = queue.prompts_and_rows()
+        if orphans := [key for key in rows if uid_of(key) not in prompts]:
+            queue.clear(queue.TRAIN, orphans)
         # verl fetches fewer prompts ahead by as many as were restored; reflection prompts do not stand for others.
         self._restored_tq_prompt_count = sum(not is_reflection(uid) for uid in prompts)
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         # Of a checkpoint that it no longer keeps, verl deletes the weights only.
-        for queue in Path(self.config.trainer.default_local_dir).glob("global_step_*/transfer_queue"):
-            if not (queue.parent / "actor").is_dir():
-                shutil.rmtree(queue)
+        for saved in Path(self.config.trainer.default_local_dir).glob("global_step_*/transfer_queue"):
+            if not (saved.parent / "actor").is_dir():
+                shutil.rmtree(saved)
 
     def _val_metrics_update(
         self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None
@@ -119,43 +116,35 @@ class MeasuredMixin(StoppableMixin):
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        kept = metrics["fresh/tokens"] + metrics["reflection/tokens"] + metrics.get("rollout/aborted_tokens", 0)
-        metrics["generated/tokens"] = kept + self._discarded["tokens"]
-        metrics["generated/discarded_tokens"] = self._discarded["tokens"]
-        self._discarded["tokens"] = 0
-
-
-def count_discarded(buffer: ReplayBuffer) -> dict[str, int]:
-    """A count, under `tokens`, of the response tokens that `buffer` throws away from now on.
-
-    verl drops groups without signal, and the surplus of dynamic sampling, in one place and logs their number only.
-    """
-    discarded, clear = {"tokens": 0}, buffer._clear_groups
-
-    def counting(partition_id: str, uids: set[str]) -> None:
-        rows = buffer.partitions[partition_id].items()
-        discarded["tokens"] += sum(tag["response_len"] for key, tag in rows if group_of(key) in uids)
-        clear(partition_id, uids)
-
-    buffer._clear_groups = counting
-    return discarded
+        kept = metrics["fresh/tokens"] + metrics["reflection/tokens"]
+        discarded = self.replay_buffer.take_discarded_tokens()
+        metrics["generated/tokens"] = kept + discarded
+        metrics["generated/discarded_tokens"] = discarded
 
 
 class LedgerMixin:
     """The ledger and the series of a trainer whose data collector does not tag outcomes."""
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
-        batch_rows = zip(batch.keys, batch.tags, strict=True)
-        kept = {key: tag for key, tag in batch_rows if not tag.get("is_padding", False)}
-        fields, reading = ["extra_fields", "rm_scores", "responses"], Reading.of(self.config, self.tokenizer)
-        data = tq.kv_batch_get(keys=list(kept), partition_id=batch.partition_id, select_fields=fields)
-        rows = zip(kept.items(), rows_of(data), strict=True)
-        tags = [{**tag, **reading.tag(row, group_of(key)), "versions": versions_of(tag)} for (key, tag), row in rows]
-        check_judged(tags, global_steps)
-        described = KVBatchMeta(partition_id=batch.partition_id, keys=list(kept), tags=tags)
+        described = self._described(batch)
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+
+    def _described(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows of the batch that are no padding, with tags that say what became of each."""
+        kept = batch.select_keys(
+            [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        )
+        reading = Reading.of(self.config, self.tokenizer)
+        rows = queue.read(kept, ["extra_fields", "rm_scores", "responses"])
+        found = [
+            replace(reading.tag(row, uid_of(key)), versions=versions_of(tag))
+            for key, tag, row in zip(kept.keys, kept.tags, rows, strict=True)
+        ]
+        check_judged(found, self.global_steps)
+        tags = [tag | own.to_tag() for tag, own in zip(kept.tags, found, strict=True)]
+        return KVBatchMeta(partition_id=batch.partition_id, keys=kept.keys, tags=tags)
 
 
 def reported(columns: dict[str, list]) -> list[dict]:
@@ -165,30 +154,3 @@ def reported(columns: dict[str, list]) -> list[dict]:
         {name: values[row] for name, values in told.items() if values[row] is not None}
         for row in range(len(columns["reward"]))
     ]
-
-
-@register_trainer(trainer_name("baseline", SYNC))
-class BaselineTrainer(MeasuredMixin, LedgerMixin, PPOTrainerSync):
-    """verl's synchronous trainer, measured as R^3 is."""
-
-    def on_train_begin(self) -> None:
-        super().on_train_begin()
-        WorkerWatch.over(self)
-
-
-@register_trainer(trainer_name("baseline", COLOCATE_ASYNC))
-class BaselineColocateAsync(MeasuredMixin, LedgerMixin, PPOTrainerColocateAsync):
-    MODE = COLOCATE_ASYNC
-
-    def on_train_begin(self) -> None:
-        super().on_train_begin()
-        WorkerWatch.over(self)
-
-
-@register_trainer(trainer_name("baseline", SEPARATE_ASYNC))
-class BaselineSeparateAsync(MeasuredMixin, LedgerMixin, PPOTrainerSeparateAsync):
-    MODE = SEPARATE_ASYNC
-
-    def on_train_begin(self) -> None:
-        super().on_train_begin()
-        WorkerWatch.over(self)

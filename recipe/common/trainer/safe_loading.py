@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-STATE = np.random.get_state()[1]
+STATE = np.random.get_state()[1]  # pyright: ignore[reportArgumentType]
 ARRAY = [np.ndarray, np.dtype, type(STATE.dtype), STATE.__reduce__()[0]]
 """What torch needs to be allowed to rebuild numpy's random state."""
 

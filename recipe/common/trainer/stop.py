@@ -13,9 +13,12 @@
 # limitations under the License.
 """A run asked to end, by a scheduler that wants its machines back: it saves after the step and ends.
 
-The request is a file `stop` beside the checkpoints: `touch DEFAULT_LOCAL_DIR/stop`, which `r3 run` does on SIGTERM. The
-trainer deletes it when it has done so, and the same command goes on from the checkpoint.
+The request is a file `stop` beside the checkpoints: `touch DEFAULT_LOCAL_DIR/stop`. The trainer deletes
+it when it has done so, and the same command goes on from the checkpoint.
 """
+
+# pyright: reportAttributeAccessIssue=false
+# The mixin is laid over a trainer of verl's, which has the attributes.
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from transfer_queue import KVBatchMeta
+
+    from recipe.common.queue import KVBatchMeta
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 import ray
 
-from recipe.common.reward.process_pool import calling_after
+from recipe.common.process_pool import calling_after
 
 
 @contextmanager
@@ -39,6 +39,33 @@ def deadline(seconds: float, what: str):
 
     with calling_after(seconds, give_up):
         yield
+
+
+class StallWatch:
+    """Ends a run whose rollout stopped moving.
+
+    Args:
+        timeout_s: longest time without a response or a group more.
+        key: setting that holds it, for the message.
+    """
+
+    def __init__(self, timeout_s: float, key: str):
+        self.timeout_s, self.key = timeout_s, key
+        self.begin()
+
+    def begin(self) -> None:
+        """Time counts from here: a collection begins."""
+        self._moved, self._counts = time.monotonic(), None
+
+    def see(self, responses: int, groups: int) -> None:
+        """Raise TimeoutError when the numbers of responses and finished groups were the same for too long."""
+        if (responses, groups) != self._counts:
+            self._moved, self._counts = time.monotonic(), (responses, groups)
+        elif time.monotonic() - self._moved > self.timeout_s:
+            raise TimeoutError(
+                f"no rollout finished for {self.key}={self.timeout_s:g} s ({responses} responses of {groups} finished "
+                "groups so far); raise it if responses take longer"
+            )
 
 
 class WorkerWatch:

@@ -14,7 +14,7 @@
 """verl's FSDP actor, rollout and reference worker, and what each optimizer step of it received.
 
 The trainer plans which rows train together; only the worker knows which did. It counts the rescued groups that were
-split over several optimizer steps, and writes down the rows of each step where `algorithm.r3.rows_folder` says so.
+split over several optimizer steps, and writes down the rows of each step into the folder that the trainer names.
 """
 
 import json
@@ -24,16 +24,17 @@ from collections import defaultdict
 import torch
 from tensordict import TensorDict
 
+from recipe.common.queue import column
+from recipe.common.rows import TrainedUid
 from recipe.common.trainer import engine  # noqa: F401  registers itself
 from recipe.common.trainer.safe_loading import without_unpickling
-from recipe.r3.core_algos import unmarked
-from recipe.r3.replay.buffer import column
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-ROWS_FOLDER = "r3_rows_folder"
+ROWS_FOLDER, OPTIMIZER_STEPS = "rows_folder", "optimizer_steps"
+"""What the trainer may tell the worker with a batch: where to write rows down, and how many optimizer steps to take."""
 SPLIT_GROUPS = "split_groups"
 
 
@@ -48,19 +49,23 @@ def split_groups(steps: list[list[str]]) -> int:
     steps_of, rescued = defaultdict(set), set()
     for step, uids in enumerate(steps):
         for uid in uids:
-            group = unmarked(uid)
-            steps_of[group].add(step)
-            if group != uid:
-                rescued.add(group)
+            row = TrainedUid.parse(uid)
+            steps_of[row.group].add(step)
+            if row.is_rescued:
+                rescued.add(row.group)
     return sum(len(steps_of[group]) > 1 for group in rescued)
 
 
-class R3TrainingWorker(TrainingWorker):
-    """verl's training worker, which keeps count of the rows of each optimizer step."""
+class CountingTrainingWorker(TrainingWorker):
+    """verl's training worker, which takes a number of optimizer steps and keeps count of the rows of each."""
 
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
         passes = tu.get(data, key="epochs", default=1)
         folder = tu.pop(data, key=ROWS_FOLDER, default=None)
+        if (steps := tu.pop(data, key=OPTIMIZER_STEPS, default=None)) is not None:
+            # verl's trainer gives rows per step, and would take more steps when rows were added; its worker divides.
+            tu.pop(data, key="mini_batch_size", default=None)
+            tu.assign_non_tensor(data, num_mini_batch=steps)
         self._received, self._described = [], None if folder is None else []
         output = super().train_mini_batch(data=data)
         split = self._split_groups(passes)
@@ -123,13 +128,13 @@ def describe_rows(data: TensorDict) -> list[dict]:
     ]
 
 
-class R3ActorRolloutRefWorker(ActorRolloutRefWorker):
-    """verl's worker with `R3TrainingWorker` inside."""
+class CountingActorRolloutRefWorker(ActorRolloutRefWorker):
+    """verl's worker with `CountingTrainingWorker` inside."""
 
-    actor_worker_cls = R3TrainingWorker
+    actor_worker_cls = CountingTrainingWorker
 
 
-class R3DetachActorWorker(DetachActorWorker):
+class CountingDetachActorWorker(DetachActorWorker):
     """The same of the worker for verl's separate mode, which keeps copies of the weights."""
 
-    actor_worker_cls = R3TrainingWorker
+    actor_worker_cls = CountingTrainingWorker

@@ -14,16 +14,14 @@
 """The file of the sample buffer: schema, opening and checking, one trainer per file.
 
 One SQLite file in WAL mode; anybody may read it with plain SQL while a run writes it. Nothing in it is executed or
-unpickled, so a file from somebody else is data: its schema must equal ours to the letter, and what it says of itself is
-checked. Every column is in an index, a sum or a checksum too, so that damage shows: when the file is opened, by a
-trainer or to be read, or, for what a sample's checksum covers, when it is drawn or printed.
+unpickled, so a file from somebody else is data: its schema must equal ours to the letter. Damage to the tables shows
+when a trainer opens the file, damage to a sample by its checksum when it is drawn or exported.
 
     samples     one stored response: what it is                   (payloads: its tokens and log-probs)
     statistics  attempts, successes, truncated per query, prompt variant and step       never evicted
-    steps       what a training step wrote, in sum
     replays     which stored response a step replayed
     pins        the steps whose state can be restored: those with a checkpoint
-    meta        tokenizer, model and limits the samples were stored under; what was imported
+    meta        tokenizer, model and limits the samples were stored under
 """
 
 import fcntl
@@ -31,13 +29,12 @@ import os
 import socket
 import sqlite3
 import weakref
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from urllib.parse import quote
 
 from recipe.common.query_ids import MAX_ID_BYTES
-from recipe.r3.history.pages import check_pages
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _SCHEMA = """
 CREATE TABLE samples (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,17 +52,14 @@ CREATE TABLE samples (
     abandoned INTEGER NOT NULL,     -- 1: written after a checkpoint that training went back to
     bytes INTEGER NOT NULL,         -- of its payload
     digest BLOB NOT NULL,           -- XXH3-128 of the ids, seeded; equal responses of a query are stored once
-    checksum INTEGER NOT NULL       -- XXH3-64 of query_id to versions, and of the payload, see history_codec.py
+    checksum INTEGER NOT NULL       -- CRC-32 of query_id to versions and the payload, see codec.py
 ) STRICT;
-CREATE INDEX samples_live ON samples (query_id, variant, correct, step, length, entropy, digest, bytes, abandoned,
-    version, evicted) WHERE evicted IS NULL;
-CREATE INDEX samples_evicted ON samples (evicted, abandoned, step, bytes, query_id, variant, correct, length, entropy,
-    digest) WHERE evicted IS NOT NULL;
-CREATE INDEX samples_by_step ON samples (step);
+CREATE INDEX samples_live ON samples (query_id, variant, correct, step, digest, bytes) WHERE evicted IS NULL;
+CREATE INDEX samples_evicted ON samples (evicted, abandoned, step, bytes) WHERE evicted IS NOT NULL;
 CREATE TABLE payloads (
     id INTEGER PRIMARY KEY,         -- of the sample
-    tokens BLOB NOT NULL,           -- the low 16 bits of all ids, then the higher 0, 8 or 16; little endian
-    log_probs BLOB                  -- float16, of the policy that generated it; NULL if not recorded
+    tokens BLOB NOT NULL,           -- int32, little endian, in zlib
+    log_probs BLOB                  -- float16, little endian, in zlib, of the policy that generated it; NULL if unknown
 ) STRICT;
 CREATE TABLE statistics (
     query_id TEXT NOT NULL,
@@ -76,13 +70,6 @@ CREATE TABLE statistics (
     truncated INTEGER NOT NULL,
     PRIMARY KEY (query_id, variant, step)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX statistics_by_step ON statistics (step, attempts, successes, truncated);
-CREATE TABLE steps (
-    step INTEGER PRIMARY KEY,
-    attempts INTEGER NOT NULL,
-    successes INTEGER NOT NULL,
-    truncated INTEGER NOT NULL
-) STRICT;
 CREATE TABLE replays (
     sample_id INTEGER NOT NULL,
     step INTEGER NOT NULL,
@@ -92,15 +79,12 @@ CREATE TABLE replays (
     times INTEGER NOT NULL,         -- groups of the step it was replayed into
     PRIMARY KEY (sample_id, step, variant)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX replays_by_step ON replays (step, query_id, sample_step, times);
 CREATE TABLE pins (step INTEGER PRIMARY KEY) STRICT;
-CREATE INDEX pins_again ON pins (step);
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-CREATE INDEX meta_again ON meta (value);
 INSERT INTO pins VALUES (0);
 """
-_SETTINGS = ("page_size=16384", f"cache_size=-{16 << 10}", "secure_delete=OFF")
-"""A response of 4,096 tokens takes 1 page and a part; deleting does not write zeros over what it deletes."""
+_SETTINGS = ("page_size=16384", f"cache_size=-{16 << 10}", "trusted_schema=OFF")
+"""A response of 4,096 tokens takes 1 page and a part."""
 NETWORK_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p"),
     *("virtiofs", "pvfs2", "orangefs", "fuse"),
@@ -125,7 +109,7 @@ def explained(path: str):
     """Turn what SQLite and the operating system raise on the file into a HistoryError."""
     try:
         yield
-    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the last: SQLite's message quotes damaged text
+    except (sqlite3.Error, OSError) as error:
         raise HistoryError(f"history {path}: {error}; {_way_out(str(error))}") from error
 
 
@@ -139,8 +123,8 @@ def _way_out(reason: str) -> str:
     if "locked" in reason:
         return "another program holds the file; end it"
     return (
-        "the file is damaged or not a history; move it away and put a copy back, or start again without the samples "
-        "with algorithm.r3.history.restore=none and another algorithm.r3.history.path"
+        "the file is damaged or not a history; move it away and put a copy back, or start a new run with another "
+        "algorithm.r3.history.path"
     )
 
 
@@ -189,7 +173,7 @@ class Lock:
 
 
 def open_for_writing(path: str, exclusive: bool) -> sqlite3.Connection:
-    """The file, created when absent, else with its schema and its indexes checked.
+    """The file, created when absent, else with its schema and its tables checked.
 
     Args:
         exclusive: keep other readers out. SQLite needs that on network file systems, which have no shared memory.
@@ -203,7 +187,6 @@ def open_for_writing(path: str, exclusive: bool) -> sqlite3.Connection:
         try:
             if exclusive:
                 db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            db.execute("PRAGMA trusted_schema=OFF")
             for setting in _SETTINGS:
                 db.execute(f"PRAGMA {setting}")
             new = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
@@ -215,8 +198,7 @@ def open_for_writing(path: str, exclusive: bool) -> sqlite3.Connection:
             if new:
                 db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
             else:
-                check_content(db, path)
-                check_pages(db, path)
+                check_tables(db)
         except BaseException:
             db.close()
             raise
@@ -224,10 +206,14 @@ def open_for_writing(path: str, exclusive: bool) -> sqlite3.Connection:
 
 
 def open_for_reading(path: str) -> sqlite3.Connection:
-    """The file of this run or of another person, read-only, with its schema checked; see `reading`."""
+    """The file of this run or of another person, read-only, with its schema checked.
+
+    Without a log beside it nobody has it open to write. It is then read as it is, which leaves no file behind and
+    works in a folder that is read-only.
+    """
+    still = "" if os.path.exists(f"{path}-wal") else "&immutable=1"
     with explained(path):
-        uri = f"file:{quote(path)}?mode=ro{'&immutable=1' if _is_still(path) else ''}"
-        db = sqlite3.connect(uri, uri=True, isolation_level=None)
+        db = sqlite3.connect(f"file:{quote(path)}?mode=ro{still}", uri=True, isolation_level=None)
         try:
             db.execute("PRAGMA trusted_schema=OFF")
             check_schema(db, path)
@@ -237,66 +223,8 @@ def open_for_reading(path: str) -> sqlite3.Connection:
     return db
 
 
-@contextmanager
-def reading(path: str):
-    """A read-only connection that leaves no file behind.
-
-    SQLite makes `-wal` and `-shm` beside a file in WAL mode when it is read, unless told that nobody writes it. That is
-    so when neither holds anything; should a trainer begin meanwhile, the file it writes into shows it. With a trainer
-    there, or after one that was killed, its two files are needed, and are there already. Only a copied log lacks the
-    `-shm`, which SQLite then makes; it is removed again.
-
-    Raises:
-        HistoryError: as `open_for_reading`; or a run began to write the file while it was read as still.
-    """
-    still, alone, before = _is_still(path), not os.path.exists(f"{path}-shm"), _stamp(path)
-    if not still and alone and not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
-        raise HistoryError(
-            f"history {path}: its log {path}-wal can only be read in a folder that is writable; copy both"
-        )
-    try:
-        with closing(open_for_reading(path)) as db:
-            yield db
-    finally:
-        if still and _stamp(path) != before:
-            raise HistoryError(f"history {path}: a run began to write it while it was read; run the command again")
-        if not still and alone:
-            _remove_index(path)
-
-
-def _is_still(path: str) -> bool:
-    """Whether all of the history is in the file itself, and nobody has it open to write."""
-    logged = os.path.exists(f"{path}-wal") and os.path.getsize(f"{path}-wal")
-    return not logged and not os.path.exists(f"{path}-shm")
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    if not os.path.exists(path):
-        return None
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _remove_index(path: str) -> None:
-    """Remove the `-shm` that reading made, unless a trainer has begun to use it: each holds the lock all the time."""
-    if not os.path.exists(f"{path}.lock"):
-        _unlink(f"{path}-shm")
-        return
-    with suppress(OSError), open(f"{path}.lock") as lock:  # held, or not ours to hold
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _unlink(f"{path}-shm")
-
-
-def _unlink(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-
-
 def check_schema(db: sqlite3.Connection, path: str) -> None:
     """Raise HistoryError unless tables and indexes are exactly those of this version."""
-    [(vacuums,)] = db.execute("PRAGMA auto_vacuum")
-    if vacuums:  # a damaged byte of the header, for which SQLite would write over pages that are in use
-        raise sqlite3.DatabaseError("it says of itself that it has pages of pointers")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     found = _objects(db)
     with sqlite3.connect(":memory:") as expected:
@@ -305,39 +233,29 @@ def check_schema(db: sqlite3.Connection, path: str) -> None:
     expected.close()
     if version == SCHEMA_VERSION and same:
         return
+    way_out = "move the file away or set algorithm.r3.history.path to another one"
     if not {"samples", "statistics"} <= {name for _, name, _ in found}:
         what = "is not a history"
     elif version != SCHEMA_VERSION:
         what = f"has schema version {version}, this recipe reads version {SCHEMA_VERSION}"
+        way_out = (
+            "start a new run with another algorithm.r3.history.path; to take the samples along, `r3 history export` "
+            "them with the version of this repository that wrote them (schema 5: commit cde174c), then `r3 history "
+            "import` the parquet"
+        )
     else:
         what = "has other tables, indexes, views or triggers than a history"
-    raise HistoryError(f"history {path}: {what}; move the file away or set algorithm.r3.history.path to another one")
+    raise HistoryError(f"history {path}: {what}; {way_out}")
 
 
 def _objects(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
     return set(db.execute("SELECT type, name, sql FROM sqlite_master"))
 
 
-def check_content(db: sqlite3.Connection, path: str) -> None:
-    """Raise sqlite3.DatabaseError when indexes and tables disagree, statistics and the sums of their steps, or a query
-    id is absurd.
-
-    The columns of samples that are in no index, and payloads, are not read here: each sample has a checksum, which is
-    compared when it is drawn, and by `check_samples`.
-    """
-    for table in ("samples", "statistics", "steps", "replays", "pins", "meta"):
-        problems = [row[0] for row in db.execute(f"PRAGMA integrity_check({table})")]
-        if problems != ["ok"]:
-            raise sqlite3.DatabaseError(f"table {table}: {problems[0]}")
-    for table in ("samples", "statistics", "replays"):
-        [(longest,)] = db.execute(f"SELECT max(length(CAST(query_id AS BLOB))) FROM {table}")
-        if (longest or 0) > MAX_ID_BYTES:
-            raise sqlite3.DatabaseError(f"table {table}: a query id of {longest:,} bytes, {MAX_ID_BYTES:,} at most")
-    sums = "SELECT step, sum(attempts), sum(successes), sum(truncated) FROM statistics GROUP BY step"
-    wrong = set(db.execute(sums)) ^ set(db.execute("SELECT step, attempts, successes, truncated FROM steps"))
-    if wrong:
-        raise sqlite3.DatabaseError(f"the statistics of step {min(step for step, *_ in wrong)} do not add up")
-    next_id = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'samples'"
-    [(fits,)] = db.execute(f"SELECT ({next_id}) BETWEEN coalesce(max(id), 0) AND 1 << 62 FROM samples")
-    if not fits:
-        raise sqlite3.DatabaseError("the next sample's number is taken")
+def check_tables(db: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError when SQLite finds a table broken. The payloads, by far the most of the file, are left
+    to the checksums of the samples."""
+    for table in ("samples", "statistics", "replays", "pins", "meta"):
+        [(problem,), *_] = db.execute(f"PRAGMA quick_check({table})")
+        if problem != "ok":
+            raise sqlite3.DatabaseError(f"table {table}: {problem.splitlines()[-1]}")

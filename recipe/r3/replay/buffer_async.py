@@ -20,12 +20,22 @@ prompt that is too old (`max_off_policy_strategy=wait`). Fewer are planned while
 history.
 """
 
-import time
-
-from transfer_queue import KVBatchMeta
-
-from recipe.r3.replay.buffer import CrossContextReplayMixin, group_of, is_reflection
+from recipe.common.queue import TRAIN, KVBatchMeta
+from recipe.common.rows import is_reflection, uid_of
+from recipe.common.verl_hooks import V1
+from recipe.r3.replay.buffer import CrossContextReplayMixin
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+HOOKS = {
+    f"{V1}.replay_buffer.ReplayBufferAsync": {
+        "wait_for_sampleable": ("global_steps", "partition_id", "target_count"),
+        "_sampleable_terminal_keys": ("partition_id", "eviction_reasons"),
+        "_select_prompt_uids": ("partition_id", "sampleable_keys", "batch_size"),
+        "_evict_terminal_groups": ("global_steps", "partition_id", "eviction_reasons"),
+        "_sync_metadata_from_transfer_queue": (),
+    },
+}
+"""Methods of verl's that are extended here (recipe/common/verl_hooks.py)."""
 
 
 class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
@@ -40,15 +50,15 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         metrics = super().step_metrics() | {f"{kind}/evicted": count for kind, count in self._evicted.items()}
         self._evicted = dict.fromkeys(self._evicted, 0)
         reflections = self.waiting_reflections()
-        metrics["groups/outstanding"] = len(self.prompt_global_steps["train"]) - reflections
+        metrics["groups/outstanding"] = len(self.prompt_global_steps[TRAIN]) - reflections
         return metrics | {"reflection/groups/outstanding": reflections}
 
     def waiting_reflections(self) -> int:
         self._sync_metadata_from_transfer_queue()
-        return sum(map(is_reflection, self.prompt_global_steps["train"]))
+        return sum(map(is_reflection, self.prompt_global_steps[TRAIN]))
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
-        self._last_progress = time.monotonic()  # nobody looked while the step before trained
+        self.stall.begin()  # nobody looked while the step before trained
         return super().wait_for_sampleable(global_steps, partition_id, target_count)
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
@@ -59,7 +69,7 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
         uids, rows, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
-        if partition_id == "train":
+        if partition_id == TRAIN:
             ready = sorted(filter(is_reflection, self.finished_keys[partition_id]), key=steps.__getitem__)
             uids = [*uids, *ready[: self.reflection_cap]]
         return uids, rows, steps
@@ -68,9 +78,9 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         self, global_steps: int, partition_id: str, eviction_reasons: tuple
     ) -> tuple[set[str], int, int, dict]:
         leaving = set().union(*eviction_reasons[:3])  # too old, without signal, failed
-        if rows := {key: tag for key, tag in self.partitions[partition_id].items() if group_of(key) in leaving}:
+        if rows := {key: tag for key, tag in self.partitions[partition_id].items() if uid_of(key) in leaving}:
             batch = KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=list(rows.values()))
-            _, samples, unfinished = self._describe(batch, global_steps)
+            samples, unfinished = self._describe(batch, global_steps)
             self._left = self._left[0] + samples, self._left[1] + unfinished
         evicted, *counts = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
         plain = {uid for uid in evicted if not is_reflection(uid)}

@@ -25,9 +25,9 @@ import re
 from fractions import Fraction
 from multiprocessing.connection import Connection
 
+from recipe.common.process_pool import questions
 from recipe.common.reward.math.answer_text import NAME, members, split
 from recipe.common.reward.math.symbolic import same_equation, symbolic_equal
-from recipe.common.reward.process_pool import questions
 
 EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:/([0-9]+))?)")
 BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")

@@ -19,10 +19,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from recipe.common.process_pool import START_TIMEOUT_S, Pool, Worker
 from recipe.common.reward.math import equivalence as grader
 from recipe.common.reward.math.answer_text import final_answer, normalize
 from recipe.common.reward.math.units import units_contradict
-from recipe.common.reward.process_pool import START_TIMEOUT_S, Pool, Worker
 
 __all__ = ["START_TIMEOUT_S", "GraderPool", "GraderWorker", "grade"]
 

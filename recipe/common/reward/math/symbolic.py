@@ -19,6 +19,7 @@ expressions that it can read, and numbers have to confirm its "equal". Any of th
 
 import re
 import zlib
+from typing import Any
 
 from recipe.common.reward.math.answer_text import depths
 
@@ -75,7 +76,8 @@ def _parse(text: str):
     rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last")
     config = LatexExtractionConfig(False, boxed_match_priority=0, normalization_config=rules)
     # first_match: of an unreadable answer, no readable part may be taken.
-    found = parse(f"\\boxed{{{text}}}", [config], "no_fallback", "first_match", parsing_timeout=None)
+    untimed: Any = None  # the process is killed from outside; math-verify takes None and does not say so
+    found = parse(f"\\boxed{{{text}}}", [config], "no_fallback", "first_match", parsing_timeout=untimed)
     return found[0] if found else None
 
 
@@ -101,14 +103,14 @@ def _differ(gold, pred) -> bool:
     return any(abs(a - b) > MAX_RELATIVE_ERROR * max(abs(a), abs(b)) for a, b in samples)
 
 
-def _value_at(expression, point: int):
+def _value_at(expression, point: int) -> Any:
     """Complex number that an expression is when each symbol has a value given by its name and the point, or None."""
     from mpmath import mpc, mpf
     from sympy import Expr, Rational
 
     if not isinstance(expression, Expr):
         return None
-    values = {
+    values: dict = {
         symbol: Rational(zlib.crc32(f"{symbol} {point}".encode()) % 4000 + 1000, 1000) * (-1) ** point
         for symbol in expression.free_symbols
     }

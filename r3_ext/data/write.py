@@ -1,0 +1,51 @@
+"""Rows in verl's format: made of problems, and written as parquet."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from r3_ext.data.problems import INSTRUCTION, Problem
+from r3_ext.host.files import replacing
+from r3_ext.host.text import first_line
+
+SCHEMA = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string()), ("source", pa.string())])),
+    ]
+)
+
+
+def to_row(problem: Problem, data_source: str, split: str) -> dict:
+    return {
+        "query_id": problem.query_id,
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": problem.text + INSTRUCTION}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"index": problem.index, "split": split, "source": problem.source},
+    }
+
+
+def write_rows(path: str | Path, rows: list[dict], report: dict | None = None) -> None:
+    """Parquet, and `report` as JSON beside it; a reader never sees half a file."""
+    if not rows:
+        raise ValueError(f"{path}: no rows left to write; counts: {(report or {}).get('counts')}")
+    path = Path(path)
+    write_table(path, pa.Table.from_pylist(rows, schema=SCHEMA))
+    if report is not None:
+        path.with_name(path.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    try:
+        with replacing(path) as partial:
+            pq.write_table(table, partial, compression="zstd")
+    except pa.ArrowNotImplementedError as error:  # a group without a value, `{}`, in all rows
+        raise ValueError(f"{path}: parquet cannot hold these rows ({first_line(error)})") from error

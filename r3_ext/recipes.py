@@ -1,0 +1,148 @@
+"""The recipes that the commands know, one entry each. A new one needs its folder under recipe/ and an entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recipe.common.modes import MODES, trainer_name
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    """Also the family of its trainers' names; see `recipe.common.modes.trainer_name`."""
+    title: str
+    """What texts call it."""
+    entry: str
+    """Module of the training command."""
+    config: str
+    """Package of its settings, with a folder `method`."""
+    base: str
+    """Settings in that package that a run starts from."""
+    methods: tuple[str, ...]
+    """Files in its folder `method`: what `--method` takes."""
+    modules: tuple[str, ...]
+    """What verl imports in every process, where trainers and agent loops are looked up by name."""
+    node: str | None = None
+    """Key of its own section of the settings."""
+    validator: str | None = None
+    """`module:function` of (config) that returns its typed settings, or raises ValueError."""
+    describer: str | None = None
+    """`module:function` of its typed settings that returns lines which say what is on."""
+    prompts_added: str | None = None
+    """`module:function` of (config): most prompts of a step that it adds to those of the data."""
+    gone: str | None = None
+    """Module about settings that it had once: `told(key)`, a sentence or None, and `renewed(settings)`, by full key."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Settings that name a file of the run's folder, and the file's name."""
+    free: tuple[str, ...] = ()
+    """Settings of its own that may change in mid-run."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its settings lie."""
+        return Path(next(iter(find_spec(self.config).submodule_search_locations)))
+
+    @property
+    def trainers(self) -> dict[str, str]:
+        """verl's mode by the name of each trainer (`trainer.v1.trainer_mode`)."""
+        return {trainer_name(self.name, mode): mode for mode in MODES}
+
+    def validate(self, config: DictConfig) -> object:
+        """Its typed settings; None where it has none.
+
+        Raises:
+            ValueError: the settings break a rule of the recipe.
+        """
+        return _function(self.validator)(config) if self.validator else None
+
+    def extra_prompts(self, config: DictConfig) -> int:
+        """Most prompts of a step besides those of the data."""
+        return _function(self.prompts_added)(config) if self.prompts_added else 0
+
+    def describe(self, config: DictConfig) -> list[str]:
+        """What is on, a line each."""
+        return _function(self.describer)(self.validate(config)) if self.describer else []
+
+
+def _function(name: str) -> Callable:
+    """Imported when it is called: rules import verl, which is slow."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
+BASELINE = Recipe(
+    name="baseline",
+    title="verl",
+    entry="verl.trainer.main_ppo",
+    config="recipe.common.config",
+    base="baseline_trainer",
+    methods=("grpo", "dapo"),
+    modules=("recipe.common.trainer.baseline",),
+)
+R3 = Recipe(
+    name="r3",
+    title="R^3",
+    entry="recipe.r3.main_r3",
+    config="recipe.r3.config",
+    base="r3_trainer",
+    methods=("r3", "r3_paper"),
+    modules=("recipe.r3.r3_trainer", "recipe.r3.reflection"),
+    node="algorithm.r3",
+    validator="recipe.r3.config.r3_rules:validate_r3_config",
+    describer="recipe.r3.config.r3_config:describe",
+    prompts_added="recipe.r3.config.r3_config:reflection_prompts",
+    gone="recipe.r3.config.gone",
+    files={"algorithm.r3.history.path": "history.sqlite"},
+    free=("algorithm.r3.stall_timeout_s",),
+)
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3)}
+DEFAULT_METHOD = "r3"
+
+
+def methods() -> list[str]:
+    """What `--method` takes."""
+    return sorted(method for recipe in RECIPES.values() for method in recipe.methods)
+
+
+def recipe_of(method: str) -> Recipe:
+    """
+    Raises:
+        ValueError: no recipe has that method.
+    """
+    for recipe in RECIPES.values():
+        if method in recipe.methods:
+            return recipe
+    raise ValueError(f"--method must be one of {', '.join(methods())}, got {method!r}")
+
+
+def told_gone(key: str) -> str | None:
+    """A sentence about a setting that a recipe had once; None of any other."""
+    return next(filter(None, (_function(f"{r.gone}:told")(key) for r in RECIPES.values() if r.gone)), None)
+
+
+def renewed(settings: dict[str, object]) -> dict[str, object]:
+    """Old settings by full key as they are called now, without those that changed nothing."""
+    for recipe in RECIPES.values():
+        settings = _function(f"{recipe.gone}:renewed")(settings) if recipe.gone else settings
+    return settings
+
+
+def recipe_of_trainer(trainer_mode: object) -> Recipe | None:
+    """The recipe of a `trainer.v1.trainer_mode`; None of one of verl's own, or of somebody else's."""
+    return next((recipe for recipe in RECIPES.values() if trainer_mode in recipe.trainers), None)
+
+
+def recipe_of_config(config: DictConfig) -> Recipe | None:
+    """The recipe whose trainer these settings name."""
+    from omegaconf import OmegaConf  # without which the doctor says so
+
+    return recipe_of_trainer(OmegaConf.select(config, "trainer.v1.trainer_mode"))

