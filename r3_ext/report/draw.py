@@ -240,3 +240,12 @@ def _css(style: str) -> str:
     for name, placeholder in PLACEHOLDER.items():
         style = style.replace(placeholder, f"var(--{name})")
     return re.sub(r"font: ([\d.]+px)[^;]*", r"font-size: \1", style)
+
+
+def plain_axes(axes: Axes) -> None:
+    """A line at the bottom alone, and no ticks at the names on the left."""
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+    axes.tick_params(labelsize=9, length=3)
+    axes.tick_params(axis="y", length=0)
+    axes.set_axisbelow(True)

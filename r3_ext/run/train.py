@@ -21,6 +21,7 @@ from r3_ext.record.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.run.environment import environment
 from r3_ext.run.start import Start
 from r3_ext.settings.compose import EMBEDDED, OWN_CONFIG, quoted
+from recipe.common.config.verl_rules import ENVIRONMENT
 from recipe.common.trainer.stop import stop_file
 
 OTHERS_STOPPABLE = ("rehearse",)
@@ -110,7 +111,7 @@ def environment_overrides(start: Start) -> list[str]:
         from r3_ext.cpu.fork import environment as forks
 
         variables |= {name: os.environ[name] for name in ("VERL_PLATFORM", *forks.ENVIRONMENT)}
-    return [f"++ray_kwargs.ray_init.runtime_env.env_vars.{name}={quoted(value)}" for name, value in variables.items()]
+    return [f"++{ENVIRONMENT}.{name}={quoted(value)}" for name, value in variables.items()]
 
 
 def run(

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from r3_ext.recipes import DEFAULT_METHOD, RECIPES, Recipe, methods, recipe_of, told_gone
+from recipe.common.config.verl_rules import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_CONFIG = Path(__file__).resolve().parent
@@ -26,7 +27,6 @@ CACHE = ROOT / ".cache" if IS_CHECKOUT else USER_CACHE / "r3-recipe"
 
 EMBEDDED = "embedded"
 """The profile without a GPU."""
-MODULES = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
 PLATFORM = "r3_ext.cpu.plugin"
 HYDRA = re.compile(r"[+~]*hydra[./]")
 """hydra's own settings: they are for the command."""

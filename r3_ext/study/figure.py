@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from r3_ext.report.draw import COLORS, STYLE
+from r3_ext.report.draw import COLORS, STYLE, plain_axes
 from r3_ext.study import arms, text
 from r3_ext.study.hypotheses import Hypothesis, Verdict
 from r3_ext.study.outcome import BASELINE, Curve, accuracy_at, in_common, spread
@@ -71,7 +71,7 @@ def contrasts(found: list[Judged]) -> Figure:
     axes.set_yticks(range(len(found)), ["\n".join(textwrap.wrap(claim, 46)) for claim in claims])
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlabel("contrast of Pass@1, of the arms in the same world")
-    _plain(axes)
+    plain_axes(axes)
     axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
     head = "A dot per world; diamond: mean; thick bar: 95 % interval; thin bar: at its step of Holm's correction\n"
     _head(figure, head + "Line: the bound of the claim; dotted: an effect that would matter")
@@ -110,7 +110,7 @@ def dots(curves: Curves, budget: float) -> Figure | None:
     left.set_xlabel(f"Pass@1 at {budget:,.0f} generated tokens")
     right.set_xlabel("difference to GRPO in the same world")
     for axes in (left, right):
-        _plain(axes)
+        plain_axes(axes)
         axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
     _head(figure, "A dot per world; diamonds and bars: mean and 95 % interval over these worlds")
     return figure
@@ -154,7 +154,7 @@ def means(curves: Curves, budget: float) -> Figure | None:
             )
         axes.set_xlabel(f"generated tokens; mean over worlds {text.seeds([*cells])}")
         axes.set_xlim(0, budget)
-        _plain(axes)
+        plain_axes(axes)
         axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
         axes.legend(frameon=False, fontsize=9)
     panels[0].set_ylabel("Pass@1")
@@ -178,14 +178,6 @@ def mean_curve(curves: list[Curve], budget: float) -> tuple[Curve, list[int]]:
 def ordered(curves: Curves) -> list[str]:
     """Arms in the order of `arms.ARMS`, those of other versions last."""
     return [arm for arm in arms.ARMS if arm in curves] + [arm for arm in curves if arm not in arms.ARMS]
-
-
-def _plain(axes: Axes) -> None:
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-    axes.tick_params(labelsize=9, length=3)
-    axes.tick_params(axis="y", length=0)
-    axes.set_axisbelow(True)
 
 
 def _head(figure: Figure, text: str) -> None:

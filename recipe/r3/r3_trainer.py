@@ -38,7 +38,7 @@ from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_na
 from recipe.common.outcome import Reading
 from recipe.common.query_ids import check_query_ids, make_query_id
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import groups_of, plain_keys, tags_of
+from recipe.common.rows import Origin, groups_of, plain_keys, tags_of
 from recipe.common.trainer.fixed_steps import FixedStepsMixin
 from recipe.common.trainer.measured import MeasuredMixin
 from recipe.common.trainer.resume import resume_step
@@ -268,7 +268,7 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode"):
             return batch  # nothing was computed that could be described
         plain = plain_keys(batch)
-        if len(plain) < sum(not tag.get("is_padding", False) for tag in batch.tags):
+        if len(plain) < sum(tag.origin is not Origin.PADDING for tag in tags):
             actor = self.config.actor_rollout_ref.actor
             metrics.update(describe_policy(batch.select_keys(plain), actor, with_rollout))
         return batch

@@ -15,7 +15,8 @@ from r3_ext.recipes import BASELINE, R3, Recipe, recipe_of, recipe_of_trainer
 from r3_ext.run import changes, train
 from r3_ext.run import command as launch
 from r3_ext.run.start import settle
-from r3_ext.settings.compose import MODULES, compose_config
+from r3_ext.settings.compose import compose_config
+from recipe.common.config.verl_rules import MODULES
 from recipe.common.modes import COLOCATE_ASYNC, MODES, trainer_name
 
 TOY = Recipe(

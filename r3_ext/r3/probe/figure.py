@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from r3_ext.r3.probe.verdicts import MATTERS, UNCLEAR
-from r3_ext.report.draw import COLORS, STYLE
+from r3_ext.report.draw import COLORS, STYLE, plain_axes
 
 BLUE, VERMILION, ORANGE, GREY = COLORS["s0"], COLORS["s1"], COLORS["l2"], COLORS["l0"]
 REACH = {"replay": ("drawn_with_reflection", "drawn"), "reflection": ("reflection/reach",), "ranking": ("rankable",)}
@@ -26,7 +26,7 @@ def write(file: Path, found: dict) -> None:
         _groups(middle, found)
         _reach(right, found)
         for axes in (left, middle, right):
-            _plain(axes)
+            plain_axes(axes)
         name = Path(found["settings"]["model"]["path"])
         name = f"world {found['settings']['world']}" if found["settings"]["world"] else name.name
         figure.suptitle(f"r3 probe: {name}, R^3 {found['r3']}", fontsize=12, x=0.01, ha="left")
@@ -93,11 +93,3 @@ def _interval(axes: Axes, place: float, figure: list[float], marker: str, color:
     value, low, high = figure
     axes.plot((low, high), (place, place), color=color, linewidth=2)
     axes.plot(value, place, marker, color=color, markersize=8, fillstyle=fill, markerfacecoloralt=COLORS["page"])
-
-
-def _plain(axes: Axes) -> None:
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-    axes.tick_params(labelsize=9, length=3)
-    axes.tick_params(axis="y", length=0)
-    axes.set_axisbelow(True)

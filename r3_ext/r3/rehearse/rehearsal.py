@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from r3_ext.doctor import command as doctor
@@ -139,7 +139,7 @@ def prepare(config: DictConfig, r3: R3Config, folder: Path, repeat: int) -> int:
 
 def rehearsal_overrides(config: DictConfig, folder: Path, places: list[str], kinds: list[str]) -> list[str]:
     """What makes the training command the rehearsal's: after everything else, so that it holds."""
-    modules = config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES
+    modules = OmegaConf.select(config, MODULES)
     last = len(kinds) - 1
     return [
         *places,
