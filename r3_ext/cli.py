@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import sys
 from importlib import metadata
 
@@ -13,12 +14,15 @@ COMMANDS = {
         "the worst and a typical step for real, and what the run will take",
     ),
     "probe": ("r3_ext.r3.probe.command", "is it worth it for this model and these problems? generates, trains nothing"),
-    "doctor": ("r3_ext.doctor.command", "check this machine, the installation and a configuration"),
+    "doctor": ("r3_ext.doctor.entry", "check this machine, the installation and a configuration"),
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),
     "history": ("r3_ext.r3.history.command", "look into a sample buffer, export it, seed a new one"),
 }
+
+GUARDED = ("run", "resume", "rehearse", "probe", "eval")
+"""Commands that start processes of their own. Those of a study are such commands."""
 
 
 def version() -> str:
@@ -30,6 +34,8 @@ def version() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    is_called = argv is None
+    _suit_the_console()
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="r3",
@@ -41,12 +47,31 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, help="`r3 COMMAND --help` tells more")
     # Only the first word is parsed here: what follows may be hydra overrides, which argparse would misread.
     command = parser.parse_args(argv[:1]).command
+    if is_called and command in GUARDED and not {"-h", "--help"} & set(argv):
+        from r3_ext.host import guard
+
+        guard.stand_in()
     module, _, function = COMMANDS[command][0].partition(":")
     try:
+        from recipe.common.config.machine_rules import name_the_user
+
+        name_the_user()
         return getattr(importlib.import_module(module), function or "main")(argv[1:])
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("", "r3_ext", "recipe"):
+            raise
+        print(f"error: {error}: run examples/install.sh, which installs all packages", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _suit_the_console() -> None:
+    """What the console cannot write, `ü` where it is ASCII, is written as an escape and ends nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

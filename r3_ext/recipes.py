@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +13,8 @@ from recipe.common.modes import MODES, trainer_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from recipe.common.checks import Broken
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Recipe:
     """Key of its own section of the settings."""
     validator: str | None = None
     """`module:function` of (config) that returns its typed settings, or raises ValueError."""
+    rules: str | None = None
+    """`module:function` of (config) that yields every rule which the settings break, as its training command tells."""
     describer: str | None = None
     """`module:function` of its typed settings that returns lines which say what is on."""
     prompts_added: str | None = None
@@ -98,6 +102,7 @@ R3 = Recipe(
     modules=("recipe.r3.r3_trainer", "recipe.r3.reflection"),
     node="algorithm.r3",
     validator="recipe.r3.config.r3_rules:validate_r3_config",
+    rules="recipe.r3.config.r3_rules:all_rules",
     describer="recipe.r3.config.r3_config:describe",
     prompts_added="recipe.r3.config.r3_config:reflection_prompts",
     gone="recipe.r3.config.gone",
@@ -106,6 +111,8 @@ R3 = Recipe(
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3)}
 DEFAULT_METHOD = "r3"
+ANY_RULES = "recipe.common.config.start_rules:of_any_method"
+"""As `Recipe.rules`, of a trainer whose recipe has none."""
 
 
 def methods() -> list[str]:
@@ -122,6 +129,22 @@ def recipe_of(method: str) -> Recipe:
         if method in recipe.methods:
             return recipe
     raise ValueError(f"--method must be one of {', '.join(methods())}, got {method!r}")
+
+
+def rules_of(config: DictConfig) -> Iterator[Broken]:
+    """Every rule that the settings break: those of the recipe whose trainer they name, else those of any method."""
+    from recipe.common.checks import Broken
+
+    recipe = recipe_of_config(config)
+    if recipe and recipe.rules:
+        yield from _function(recipe.rules)(config)
+        return
+    if recipe:
+        try:
+            recipe.validate(config)
+        except ValueError as error:
+            yield Broken(str(error))
+    yield from _function(ANY_RULES)(config)
 
 
 def told_gone(key: str) -> str | None:

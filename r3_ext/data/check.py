@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r3_ext.host.text import first_line, is_utf8, short
+from recipe.common.reward.answerable import Asked, said
+from recipe.common.reward.judge import is_verls
+from recipe.common.reward.row_graders import asker
 from recipe.common.reward.truths import OWN_MANAGER, accepted_answers
 
 if TYPE_CHECKING:
@@ -34,6 +37,11 @@ OF_VERL = frozenset(
     "multi_modal_data multi_modal_inputs mm_processor_kwargs mm_processor_output __rollout_n__ __do_sample__".split()
 )
 """Columns that verl would take for arguments of its agent loop, or write over the fields of an answer."""
+LEAVE_OUT = "nothing earns a reward there; give the file as DATA or VAL_DATA, which leave such rows out, or mend them"
+NO_ROW = (
+    "no row of this data_source can be answered right: ask for the form that is graded, mend the ground truths, or "
+    "name a function that reads them with reward.custom_reward_function.path"
+)
 
 
 @dataclass
@@ -61,6 +69,12 @@ class DataFile:
     """(query_id, prompt) of every row, where there are both columns."""
     sample: list[list[dict]] = field(default_factory=list)
     """Prompts to render."""
+    verls: set[str] = field(default_factory=set)
+    """Data sources of rows that verl's reward judges, unless the config names another judge."""
+    asked: Asked = field(default_factory=Asked)
+    """Which rows cannot be answered right."""
+    problems: set[int] = field(default_factory=set)
+    """A hash of each problem: what is asked, and its reference."""
 
     def missing(self, prompt_key: str = "prompt") -> list[str]:
         """Columns that verl needs and the file lacks."""
@@ -70,7 +84,8 @@ class DataFile:
 def read(path: str | Path, prompt_key: str = "prompt", any_truth: bool = False) -> DataFile:
     """The file with the faults of all its rows; read once for one content.
 
-    any_truth: ground truths are read by a reward function of the user's own, which alone knows what they may be.
+    any_truth: ground truths are read by a reward function of the user's own, which alone knows what they may be and
+        is not asked about the rows.
 
     Raises OSError or ValueError when it cannot be read (pyarrow's errors are of these two kinds).
     """
@@ -81,14 +96,14 @@ def read(path: str | Path, prompt_key: str = "prompt", any_truth: bool = False) 
 
 @lru_cache(maxsize=16)
 def _read(path: Path, prompt_key: str, any_truth: bool, modified: int, size: int) -> DataFile:
-    columns, number, rows = open_rows(path, (prompt_key, *NEEDED, "query_id", "extra_info", *PARTS))
+    columns, number, rows = open_rows(path, (prompt_key, *NEEDED, "query_id", "extra_info", "ability", *PARTS))
     data = DataFile(path, columns, number)
     data.faults = [
         Fault(name, 0, "is a name that verl gives away itself", "rename or drop the column")
         for name in columns
         if name in OF_VERL
     ]
-    data.faults += check(collect(data, rows, prompt_key), prompt_key, any_truth)
+    data.faults += check(collect(data, rows, prompt_key, not any_truth), prompt_key, any_truth)
     return data
 
 
@@ -130,9 +145,9 @@ def spaced(rows: int) -> set[int]:
     return {index * rows // min(rows, SAMPLE_ROWS) for index in range(min(rows, SAMPLE_ROWS))}
 
 
-def collect(data: DataFile, rows: Iterable[dict], prompt_key: str) -> Iterator[dict]:
-    """The rows as they come; what they are called and which to render is put into `data` on the way."""
-    chosen, seen, longest = spaced(data.rows), set(), (0, None)
+def collect(data: DataFile, rows: Iterable[dict], prompt_key: str, asks: bool) -> Iterator[dict]:
+    """The rows as they come; what they are called and ask, and which to render is put into `data` on the way."""
+    chosen, seen, longest, ask = spaced(data.rows), set(), (0, None), asker().ask
     has_ids = {"query_id", prompt_key} <= set(data.columns)
     for number, row in enumerate(rows):
         prompt = row.get(prompt_key)
@@ -147,6 +162,12 @@ def collect(data: DataFile, rows: Iterable[dict], prompt_key: str) -> Iterator[d
             elif length > longest[0]:
                 longest = length, prompt
             seen.add(roles)
+            text = said(prompt)
+            data.problems.add(hash((row.get("data_source"), text, repr(row.get("reward_model")))))
+            if asks:
+                ask(data.asked, number, row, text)
+        if is_verls(row):
+            data.verls.add(str(row.get("data_source")))
         yield row
     data.sample += [longest[1]] if longest[1] else []
 
@@ -177,7 +198,7 @@ def row_faults(row: dict, prompt_key: str, any_truth: bool = False) -> Iterator[
     """(column, what it is, what to do) of everything in a row that verl or the reward manager could not use."""
     if fault := prompt_fault(row.get(prompt_key)):
         yield prompt_key, *fault
-    if fault := truth_fault(row.get("reward_model"), any_truth):
+    if fault := truth_fault(row.get("reward_model"), any_truth or is_verls(row)):
         yield TRUTH, *fault
     if not is_text(row.get("data_source")):
         rule = "name the data set in every row: validation is reported by it"
@@ -197,7 +218,7 @@ def row_faults(row: dict, prompt_key: str, any_truth: bool = False) -> Iterator[
 
 
 def may_be_any_truth(config: DictConfig) -> bool:
-    """Whether a reward function or a manager of verl's reads the ground truths, and not the recipe's grader."""
+    """Whether a reward function or a manager of verl's reads all ground truths, and never the recipe's grader."""
     own = (config.reward.get("custom_reward_function") or {}).get("path")
     manager = config.reward.reward_manager
     return bool(own) or manager.source != "importlib" or manager.module.path != OWN_MANAGER

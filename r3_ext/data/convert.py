@@ -1,5 +1,6 @@
 """Raw problems and answers to rows in verl's format: the training set and the benchmarks, from files or the hub."""
 
+import json
 import random
 import re
 from collections import Counter
@@ -10,6 +11,7 @@ from pathlib import Path
 from r3_ext.data import problems as data
 from r3_ext.data import read, write
 
+UNMATCHABLE = "first_unmatchable"
 DEEPSCALER = "deepscaler"
 DEEPSCALER_ID = "agentica-org/DeepScaleR-Preview-Dataset"
 BENCHMARK_IDS = {
@@ -63,7 +65,9 @@ def training_set(
     rows, origin = read.read_rows(source, split, revision)
     exclude, counts = [str(file) for file in exclude], Counter()
     keys = data.overlap_keys(exclude)
-    problems = data.clean(data.to_problems(rows, source, DEEPSCALER), counts, max_problem_chars, keys)
+    raw = data.to_problems(rows, source, DEEPSCALER)
+    problems = data.clean(raw, counts, max_problem_chars, keys)
+    require_some(problems, source, counts, raw)
     parts = split_problems(problems, val_rows, max_rows, seed)
     counts.update(train=len(parts.train), val=len(parts.val))
     counts["over_max_rows"] = len(problems) - counts["train"] - counts["val"]
@@ -71,6 +75,7 @@ def training_set(
     options = {"seed": seed, "max_rows": max_rows, "val_rows": val_rows, "max_problem_chars": max_problem_chars}
     options["exclude"] = exclude
     report = {"data_source": DEEPSCALER, "origin": origin, "options": options, "counts": dict(counts)}
+    report[UNMATCHABLE] = data.first_unmatchable(raw)
     write.write_rows(output, [write.to_row(problem, DEEPSCALER, "train") for problem in parts.train], report)
     if parts.val:
         held_out = [write.to_row(problem, DEEPSCALER, "val") for problem in parts.val]
@@ -82,11 +87,30 @@ def benchmark(name: str, source: str, output: Path, max_problem_chars: int | Non
     """Write the problems of `source` in their order; `source` is local, or a hub id with its split after a colon."""
     rows, origin = _read_with_split(source)
     counts = Counter()
-    problems = data.clean(data.to_problems(rows, source, name), counts, max_problem_chars)
+    raw = data.to_problems(rows, source, name)
+    problems = data.clean(raw, counts, max_problem_chars)
+    require_some(problems, source, counts, raw)
     counts["test"] = len(problems)
     report = {"data_source": name, "origin": origin, "counts": dict(counts)}
+    report[UNMATCHABLE] = data.first_unmatchable(raw)
     write.write_rows(output, [write.to_row(problem, name, "test") for problem in problems], report)
     return counts
+
+
+def require_some(problems: list[data.Problem], source: str, counts: Counter, raw: list[data.Problem]) -> None:
+    """Raises ValueError, with what was left out and why, where no problem is left."""
+    if not problems:
+        raise ValueError(f"{source}: no rows left of {_said(counts, data.first_unmatchable(raw))}")
+
+
+def told(file: Path) -> str:
+    """One line for people on a file that was written here: how many were read, and what was left out."""
+    report = json.loads(file.with_name(file.name + ".json").read_text())
+    return _said(report["counts"], report.get(UNMATCHABLE, ""))
+
+
+def _said(counts: dict[str, int], first: str) -> str:
+    return data.say_counts(counts) + (f"; nobody can give the answer of {first}" if first else "")
 
 
 def _read_with_split(source: str) -> tuple[list[dict], dict]:

@@ -3,7 +3,7 @@
 One problem becomes one row with `query_id`, `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`.
 What is dropped on the way is counted, and the counts add up to the number of rows read:
 
-1. empty problem or empty answer;
+1. empty problem, empty answer, or one that nobody can match (`recipe.common.reward.answerable`);
 2. the same problem twice (`query_id` equal) with the same answer text: the first row stays;
 3. the same problem with answers that differ in text: if all are equal in `normal_form`, the first row stays,
    otherwise the reference cannot be trusted and every row of the problem goes;
@@ -11,16 +11,20 @@ What is dropped on the way is counted, and the counts add up to the number of ro
 5. also in a benchmark (compared by `overlap_key`).
 """
 
+import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from r3_ext.data.read import is_verl, read_file, read_rows
 from r3_ext.host.files import sha256
+from r3_ext.host.text import short
+from recipe.common.reward.answerable import unmatchable
+from recipe.common.reward.judge import is_verls
 
 INSTRUCTION = " Please reason step by step, and put your final answer within \\boxed{}."
 """What the model card of DeepSeek-R1-Distill asks users to append to a math problem."""
@@ -28,8 +32,18 @@ INSTRUCTION = " Please reason step by step, and put your final answer within \\b
 PROBLEM_COLUMNS = ("problem", "question")
 ANSWER_COLUMNS = ("answer", "final_answer")
 
+WORKED = re.compile(r"(?:^|\n)[ \t]*####[ \t]*(\S[^\n]*?)\s*$")
+GROUPED = re.compile(r"[-+]?\$?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+
 RULES = (
-    *("empty_problem", "empty_answer", "duplicate", "same_answer_other_form", "conflicting_answers"),
+    *(
+        "empty_problem",
+        "empty_answer",
+        "unmatchable_answer",
+        "duplicate",
+        "same_answer_other_form",
+        "conflicting_answers",
+    ),
     *("too_long", "in_benchmark"),
 )
 """Names of the counts of what is dropped."""
@@ -43,10 +57,24 @@ class Problem:
     """Origin inside the data set (`aime`, `math`, ...), or the name of the data set where none is told."""
     index: int
     """Row number in the file it was read from."""
+    prompt: tuple[dict, ...] | None = None
+    """Messages that ask it; None: the text and `INSTRUCTION` in one message."""
+    judged: str | None = None
+    """`data_source` and `ground_truth` as JSON, where verl's reward of that source judges answers; None: the grader."""
+
+    @property
+    def messages(self) -> list[dict]:
+        return [{"role": "user", "content": self.text + INSTRUCTION}] if self.prompt is None else list(self.prompt)
 
     @property
     def query_id(self) -> str:
-        return query_id(self.text)
+        """Of the text, and of what else is said in several messages."""
+        return query_id(self.text if self.prompt is None or len(self.prompt) == 1 else said(self.prompt))
+
+
+def said(prompt: Iterable[dict]) -> str:
+    """Messages as one text."""
+    return json.dumps(list(prompt), sort_keys=True, ensure_ascii=False, default=str)
 
 
 def query_id(problem: str) -> str:
@@ -75,6 +103,14 @@ def normal_form(answer: str) -> str:
     return text
 
 
+def final_answer(answer: str) -> str:
+    """What a worked solution in GSM8K's form ends in, else the answer as it is. `Add them.\n#### 3,780`: `3780`."""
+    match = WORKED.search(answer)
+    if match is None:
+        return answer
+    return match[1].replace(",", "") if GROUPED.fullmatch(match[1]) else match[1]
+
+
 def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True) -> list[Problem]:
     """Problems of rows with a problem and an answer column, or of rows that are already in our own schema.
 
@@ -92,7 +128,12 @@ def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True
             if column != "source" and isinstance(row.get(column), dict | bytes):
                 raise ValueError(f"{file}, row {index}: {column} must be text, a number or a list of them")
     return [
-        Problem(_text(row.get(problem_column)), _text(row.get(answer_column)), _text(row.get("source")) or name, index)
+        Problem(
+            _text(row.get(problem_column)),
+            final_answer(_text(row.get(answer_column))),
+            _text(row.get("source")) or name,
+            index,
+        )
         for index, row in enumerate(rows)
     ]
 
@@ -100,13 +141,17 @@ def to_problems(rows: list[dict], file: str, name: str, need_answer: bool = True
 def _from_verl(row: dict, index: int, file: str) -> Problem:
     """The last message as the problem; of several accepted answers, the first (`r3 eval` refuses several)."""
     try:
-        text = row["prompt"][-1]["content"].removesuffix(INSTRUCTION)
+        prompt = tuple(row["prompt"])
+        text = prompt[-1]["content"].removesuffix(INSTRUCTION)
         truth = row["reward_model"]["ground_truth"]
         source = (row.get("extra_info") or {}).get("source") or row["data_source"]
+        judged = {"data_source": row["data_source"], "ground_truth": truth} if is_verls(row) else None
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         wanted = "prompt (messages), reward_model.ground_truth and data_source"
         raise ValueError(f"{file}, row {index}: not in this project's format: {wanted} ({error!r})") from error
-    return Problem(_text(text), _text(truth[0] if isinstance(truth, list) and truth else truth), source, index)
+    answer = _text(truth[0] if isinstance(truth, list) and truth else truth)
+    problem = Problem(_text(text), answer, source, index, judged=judged and json.dumps(judged, default=str))
+    return problem if problem.messages == list(prompt) else replace(problem, prompt=prompt)
 
 
 def _pick_column(columns: list[str], accepted: tuple[str, ...], what: str, file: str) -> str:
@@ -139,10 +184,22 @@ def clean(
         counts["read"] += 1
         counts["empty_problem"] += not problem.text
         counts["empty_answer"] += bool(problem.text and not problem.answer)
-        if problem.text and problem.answer:
+        if not (problem.text and problem.answer):
+            continue
+        if unmatchable(problem.answer):
+            counts["unmatchable_answer"] += 1
+        else:
             groups.setdefault(problem.query_id, []).append(problem)
     kept = [problem for group in groups.values() if (problem := _settle(group, counts))]
     return [problem for problem in kept if not _filtered(problem, counts, max_chars, exclude)]
+
+
+def first_unmatchable(problems: Iterable[Problem]) -> str:
+    """The first problem whose answer nobody can give, and why, as a clause; empty where there is none."""
+    for problem in problems:
+        if problem.text and problem.answer and (why := unmatchable(problem.answer)):
+            return f"row {problem.index}: {short(problem.answer)} {why}"
+    return ""
 
 
 def _settle(group: list[Problem], counts: Counter) -> Problem | None:

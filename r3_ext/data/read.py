@@ -1,4 +1,4 @@
-"""Rows of local files and folders (parquet, JSON, JSON lines) and of the Hugging Face hub; errors name the file."""
+"""Rows of local files and folders (parquet, JSON, JSON lines, Arrow) and of the hub; errors name the file."""
 
 import json
 import re
@@ -12,7 +12,13 @@ from r3_ext.host import hub
 from r3_ext.host.files import sha256
 from r3_ext.host.text import first_line, is_utf8
 
-SUFFIXES = (".parquet", ".jsonl", ".json")
+SUFFIXES = (".parquet", ".jsonl", ".json", ".arrow")
+SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
+    ("val", "valid", "validation", "dev", "eval"), "validation"
+)
+"""Words in a file's name that say which split it holds."""
+SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
+"""What `save_to_disk` of `datasets` writes beside the rows of one split, and beside the folders of several."""
 MAX_DEPTH = 50
 """Lists and groups in each other that a value of JSON may hold: many that read it count on Python's recursion."""
 
@@ -32,14 +38,12 @@ def read_rows(source: str, split: str = "train", revision: str | None = None) ->
 def local_files(source: str) -> list[Path] | None:
     """The data files of a folder, or the file itself; None for a name that can only be one on the hub.
 
-    Raises ValueError for a path that does not exist, a folder without data and a file of another type.
+    Raises ValueError for a path that does not exist, a folder without data or with several splits, and a file of
+    another type.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and not p.name.endswith(".parquet.json"))
-        if not files:
-            raise ValueError(f"{path}: no data file found; expected files ending in {', '.join(SUFFIXES)}")
-        return files
+        return _files_of(path)
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise ValueError(f"{path}: file type must be one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
@@ -47,6 +51,39 @@ def local_files(source: str) -> list[Path] | None:
     if path.suffix in SUFFIXES or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
         raise ValueError(f"{source}: no such file or folder; pass an existing one or a Hugging Face data set id")
     return None
+
+
+def _files_of(folder: Path) -> list[Path]:
+    if (folder / SAVED_SPLITS).is_file():
+        splits = sorted(path.parent.name for path in folder.glob(f"*/{SAVED}"))
+        raise ValueError(f"{folder} holds the splits {', '.join(splits)}; name one of their folders: {folder}/SPLIT")
+    if (folder / SAVED).is_file() and any(folder.glob("*.arrow")):
+        return _saved_files(folder)
+    files = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES and not p.name.endswith(".parquet.json"))
+    if not files:
+        inner = next((p.parent for p in sorted(folder.glob("*/*")) if p.suffix in SUFFIXES), None)
+        way = f"; there are some in {inner}" if inner else ""
+        raise ValueError(f"{folder}: no data file found; expected files ending in {', '.join(SUFFIXES)}{way}")
+    splits = {split: file.name for file in files if (split := _split_of(file))}
+    if len(splits) > 1:
+        found = ", ".join(f"{split} ({name})" for split, name in sorted(splits.items()))
+        raise ValueError(f"{folder} holds files of several splits: {found}; name one file, or a folder with one split")
+    return files
+
+
+def _split_of(file: Path) -> str | None:
+    """`train-00000-of-00002.parquet`: train; None for a name that tells of no split, or of more than one."""
+    found = {SPLITS[word] for word in re.split(r"[^a-z]+", file.stem.lower()) if word in SPLITS}
+    return found.pop() if len(found) == 1 else None
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """The files that hold the rows: `map` and `filter` leave others of the same kind beside them."""
+    try:
+        state = json.loads((folder / SAVED).read_text())
+        return [folder / entry["filename"] for entry in state["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / SAVED} is not that of `save_to_disk` ({error!r}); save it again") from error
 
 
 def _read_hub(name: str, split: str, revision: str | None) -> tuple[list[dict], dict]:
@@ -73,6 +110,8 @@ def read_file(path: Path) -> list[dict]:
         raise ValueError(f"{path}: the file is empty")
     if path.suffix == ".parquet":
         return to_rows(read_parquet(path), path)
+    if path.suffix == ".arrow":
+        return to_rows(read_arrow(path), path)
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if text.lstrip().startswith("[") else None
@@ -139,7 +178,18 @@ def read_parquet(path: Path) -> pa.Table:
         raise ValueError(f"{path}: not a readable parquet file ({first_line(error)}); copy or make it again") from error
 
 
+def read_arrow(path: Path) -> pa.Table:
+    """What `save_to_disk` wrote."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_stream(source).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a readable Arrow file ({first_line(error)}); save it again") from error
+
+
 def columns_of(path: Path) -> list[str]:
+    if path.suffix == ".arrow":
+        return read_arrow(path).column_names
     if path.suffix != ".parquet":
         return sorted({column for row in read_file(path) for column in row})
     if path.stat().st_size == 0:
@@ -157,8 +207,8 @@ def is_verl(columns: Iterable[str]) -> bool:
 
 def to_table(file: Path) -> pa.Table:
     """All rows with the types that they have. Raises ValueError where JSON mixes types in one column."""
-    if file.suffix == ".parquet":
-        return read_parquet(file)
+    if file.suffix in (".parquet", ".arrow"):
+        return read_parquet(file) if file.suffix == ".parquet" else read_arrow(file)
     rows, arrays = read_file(file), {}
     for name in sorted({column for row in rows for column in row}):
         try:

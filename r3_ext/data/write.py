@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from r3_ext.data.problems import INSTRUCTION, Problem
+from r3_ext.data.problems import Problem
 from r3_ext.host.files import replacing
 from r3_ext.host.text import first_line
 
@@ -23,14 +23,19 @@ SCHEMA = pa.schema(
 
 
 def to_row(problem: Problem, data_source: str, split: str) -> dict:
-    return {
+    row = {
         "query_id": problem.query_id,
         "data_source": data_source,
-        "prompt": [{"role": "user", "content": problem.text + INSTRUCTION}],
+        "prompt": problem.messages,
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": {"index": problem.index, "split": split, "source": problem.source},
     }
+    if problem.judged is None:
+        return row
+    judged = json.loads(problem.judged)  # such a row is no converted one, and keeps its judge
+    own = {"data_source": judged["data_source"], "extra_info": row["extra_info"] | {"source": None}}
+    return row | own | {"reward_model": {"style": "rule", "ground_truth": judged["ground_truth"]}}
 
 
 def write_rows(path: str | Path, rows: list[dict], report: dict | None = None) -> None:

@@ -11,44 +11,40 @@ Exit code 1 when a check failed; a warning does not count. `r3 run` makes the sa
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r3_ext.data import check as rows
 from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.data_files import check_data
-from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding
+from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, passed, report_json
 from r3_ext.doctor.gpus import check_device, check_gpus
 from r3_ext.doctor.installation import check_packages, check_platform, check_python
 from r3_ext.doctor.machine import (
     check_compiler,
     check_cores,
+    check_foreign_sockets,
     check_home,
     check_instructions,
     check_memory,
+    check_open_files,
     check_shared_memory,
 )
 from r3_ext.doctor.model_files import check_model, check_tokenizer
-from r3_ext.doctor.modes import check_mode
-from r3_ext.doctor.network import check_network
+from r3_ext.doctor.network import check_network, check_tracker
 from r3_ext.doctor.prompts import check_prompts
 from r3_ext.doctor.settings import check_config, check_values
+from r3_ext.doctor.sizes import check_sizes, sized
 from r3_ext.doctor.speed import check_attention, check_log_probs
 from r3_ext.doctor.storage import check_disk, check_output
 from r3_ext.host import cluster
-from r3_ext.host.hardware import installed_version
 from r3_ext.settings.choose import attention_override, default_profile
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-OWN_IMPORTS = ("packaging", "hydra-core", "omegaconf", "rich", "psutil", "ray", "torch", "transformers", "verl")
-"""Without these the doctor cannot look further than Python and packages."""
 
 CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_python,
@@ -60,17 +56,20 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_memory,
     check_shared_memory,
     check_home,
+    check_open_files,
+    check_foreign_sockets,
     check_device,
     check_network,
+    check_tracker,
     check_cluster,
     check_gpus,
     check_attention,
     check_log_probs,
-    check_mode,
     check_config,
     check_output,
     check_disk,
     check_model,
+    check_sizes,
     check_tokenizer,
     check_data,
     check_prompts,
@@ -82,10 +81,6 @@ def diagnose(config: DictConfig) -> list[Finding]:
     if wrong := check_values(config):
         return wrong
     return [finding for check in CHECKS for finding in check(config)]
-
-
-def passed(findings: list[Finding]) -> bool:
-    return all(finding.level != FAIL for finding in findings)
 
 
 def summary(findings: list[Finding]) -> str:
@@ -115,20 +110,6 @@ def report(findings: list[Finding]) -> bool:
     return passed(findings)
 
 
-def report_json(findings: list[Finding]) -> bool:
-    print(json.dumps({"ok": passed(findings), "findings": [asdict(finding) for finding in findings]}, indent=2))
-    return passed(findings)
-
-
-def report_plain(findings: list[Finding]) -> bool:
-    """For an environment that lacks packages, rich among them."""
-    for finding in findings:
-        print(f"{finding.level:<5}{finding.check}: {finding.found}")
-        if finding.advice:
-            print(f"     -> {finding.advice}")
-    return passed(findings)
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="r3 doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -146,7 +127,7 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path | None)
     from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
     from r3_ext.settings.prepare import model_and_data
 
-    findings, given = [], []
+    findings, given, told = [], [], []
     try:
         check_choice("profile", profile)
         groups = [*base_overrides(profile, method), *attention_override(profile), *cluster.overrides()]
@@ -156,23 +137,19 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path | None)
         any_truth = rows.may_be_any_truth(config)
         try:
             given = model_and_data(
-                profile, cache or CACHE, {}, lambda text: None, overrides, build=False, any_truth=any_truth
+                profile, cache or CACHE, {}, told.append, overrides, build=False, any_truth=any_truth
             )
         except ValueError as error:
             findings = [Finding(FAIL, "data", str(error), "correct DATA, VAL_DATA or MODEL")]
-        config = compose_config([*groups, *given, *overrides])
+        _, config = sized(lambda given: [*groups, *given, *overrides], given)
     except ValueError as error:
         advice = "correct the override or the file that the message names"
         return [Finding(FAIL, "config", str(error), advice)]
-    return findings + diagnose(config)
+    return findings + [Finding(OK, "data", text) for text in told] + diagnose(config)
 
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    missing = [name for name in OWN_IMPORTS if installed_version(name) is None]
-    if missing:
-        findings = [*check_python(), Finding(FAIL, "packages", "missing: " + ", ".join(missing), INSTALL)]
-        return 0 if (report_json if args.json else report_plain)(findings) else 1
     say = report_json if args.json else report
     try:
         profile = args.profile or default_profile()

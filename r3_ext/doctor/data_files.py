@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from omegaconf import OmegaConf
+
 from r3_ext.data import check as rows
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3, not_set
 from r3_ext.doctor.model_files import VERL_DEFAULT_PATHS
 from recipe.common.query_ids import check_query_ids
+from recipe.common.reward.judge import TIMEOUT_S, verls_faults
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -101,14 +104,58 @@ def file_findings(config: DictConfig, key: str, path: str) -> list[Finding]:
         advice = "examples/data_preprocess writes verl's columns and a stable query_id per problem"
         return [Finding(FAIL, "data", f"{name} lacks {', '.join(missing)}; it has {', '.join(data.columns)}", advice)]
     findings = [Finding(FAIL, "data", f"{name}, {fault}", fault.rule) for fault in data.faults]
+    findings += judges(config, data)
     if "extra_info" not in data.columns:
         findings.append(Finding(WARN, "data", f"{name} lacks extra_info", "verl goes on with an empty one"))
+    findings += answerable(data)
     if not findings:
-        findings.append(Finding(OK, "data", f"{name}: {data.rows:,} rows"))
+        findings.append(Finding(OK, "data", f"{name}: {counted(data)}"))
+    if key == "data.train_files":
+        findings += copies(data)
     if is_r3(config) and key == "data.train_files" and "query_id" not in data.columns:
         found = f"{name} has no query_id: ids are made from prompt and answer"
         findings.append(Finding(OK, "data", found))
     return findings
+
+
+def judges(config: DictConfig, data: DataFile) -> list[Finding]:
+    """What verl's rewards lack that judge rows of the file."""
+    if rows.may_be_any_truth(config):
+        return []
+    timeout_s = OmegaConf.select(config, "reward.reward_kwargs.grader_timeout_s", default=TIMEOUT_S)
+    faults = [fault for source in sorted(data.verls) for fault in verls_faults(source, timeout_s)]
+    parts = [fault.rpartition(": ") for fault in faults]
+    return [Finding(FAIL, "data", f"{data.path.name}, {found}", advice) for found, _, advice in parts]
+
+
+def counted(data: DataFile) -> str:
+    """Rows, and problems where some are asked in several rows."""
+    problems = len(data.problems)
+    return f"{data.rows:,} rows" + (f", {problems:,} problem{'s' * (problems > 1)}" if 0 < problems < data.rows else "")
+
+
+COPIES = 2
+"""Rows of each problem, on average, from which on a file looks as if it held copies by mistake."""
+
+
+def copies(data: DataFile) -> list[Finding]:
+    """A problem in several rows is asked several times in each epoch."""
+    if data.rows < COPIES * max(len(data.problems), 1):
+        return []
+    advice = "an epoch asks each problem as often; leave the copies out if that is not meant"
+    return [Finding(WARN, "data", f"{data.path.name}: {counted(data)}", advice)]
+
+
+def answerable(data: DataFile) -> list[Finding]:
+    """Rows whose reference their own grader does not accept. The file is not ours to change."""
+    hopeless = data.asked.hopeless()
+    others = [source for source in data.asked.rows if source not in hopeless]
+    found = [
+        Finding(level, "data", f"{data.path.name}, {sentence}", advice)
+        for level, sources, advice in ((FAIL, hopeless, rows.NO_ROW), (WARN, others, rows.LEAVE_OUT))
+        for sentence in data.asked.sentences(sources)
+    ]
+    return found
 
 
 def shared_ids(config: DictConfig) -> list[Finding]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from r3_ext.recipes import R3, recipe_of_config
@@ -34,3 +35,12 @@ def is_r3(config: DictConfig) -> bool:
 
 def not_set(check: str, key: str) -> Finding:
     return Finding(WARN, check, f"{key} is not set", f"set {key}=...; `r3 run` fills it in")
+
+
+def passed(findings: list[Finding]) -> bool:
+    return all(finding.level != FAIL for finding in findings)
+
+
+def report_json(findings: list[Finding]) -> bool:
+    print(json.dumps({"ok": passed(findings), "findings": [asdict(finding) for finding in findings]}, indent=2))
+    return passed(findings)

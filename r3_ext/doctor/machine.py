@@ -9,11 +9,14 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from r3_ext.doctor import sizes
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_cpu
 from r3_ext.doctor.model_files import model_architecture
 from r3_ext.host.cluster import ADDRESS
-from r3_ext.host.hardware import cpu_flags, main_memory
+from r3_ext.host.hardware import core_count, cpu_flags, main_memory
+from r3_ext.host.supervise import SOCKETS
 from r3_ext.host.units import GIB, human
+from recipe.common.config import machine_rules
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -52,7 +55,8 @@ def check_cores(config: DictConfig) -> list[Finding]:
     needed = cores_needed(config)
     declared = config.ray_kwargs.ray_init.get("num_cpus")
     cores = declared or int(ray._private.utils.get_num_cpus(override_docker_cpu_warning=True))
-    found = f"{cores} {'declared to Ray' if declared else 'cores'}, {needed} needed"
+    limit = "" if (usable := core_count()) >= cores or declared else f" ({usable} within this process's limits)"
+    found = f"{cores} {'declared to Ray' if declared else 'cores'}{limit}, {needed} needed"
     if cores < needed:
         advice = (
             "verl would wait for ever at start: lower transfer_queue.backend.SimpleStorage.num_data_storage_units "
@@ -79,13 +83,26 @@ def check_compiler(config: DictConfig) -> list[Finding]:
 
 
 def check_home(config: DictConfig) -> list[Finding]:
-    """Ray, HuggingFace and vLLM write there."""
-    home = os.path.expanduser("~")
-    if os.path.isdir(home) and os.access(home, os.W_OK):
+    """Ray, HuggingFace and vLLM write there; only Ray ends without."""
+    if machine_rules.is_home_writable():
         return []
-    return [
-        Finding(WARN, "home", f"{home} cannot be written", "set HOME; `r3 run` takes a folder in its cache instead")
-    ]
+    if is_cpu(config):
+        found = f"{os.path.expanduser('~')} cannot be written"
+        return [Finding(WARN, "home", found, "set HOME; `r3 run` takes a folder in its cache instead")]
+    return [Finding(FAIL, "home", *fault) for fault in machine_rules.home()]
+
+
+def check_open_files(config: DictConfig) -> list[Finding]:
+    return [Finding(FAIL, "open files", *fault) for fault in machine_rules.open_files()]
+
+
+def check_foreign_sockets(config: DictConfig) -> list[Finding]:
+    """zmq removes an old socket before it makes its own, which it may not do with another user's."""
+    foreign = [path for path in Path("/tmp").glob(SOCKETS) if path.lstat().st_uid != os.getuid()]
+    if is_cpu(config) or not foreign or os.getuid() == 0:
+        return []
+    found = f"{len(foreign)} weight sync sockets of another user's killed run in /tmp, whose names this one would take"
+    return [Finding(FAIL, "sockets", found, f"have them removed: rm /tmp/{SOCKETS}")]
 
 
 def check_memory(config: DictConfig) -> list[Finding]:
@@ -93,9 +110,10 @@ def check_memory(config: DictConfig) -> list[Finding]:
 
 
 def memory_findings(config: DictConfig, available: float, total: float, where: str = "") -> list[Finding]:
-    """Processes (9 GiB with one rank, measured on the profile embedded) plus what the model needs of main memory,
-    against what a node has (bytes)."""
+    """Processes (9 GiB with one rank) plus what the model needs of main memory, against what a node has (bytes)."""
     available, total = available / GIB, total / GIB
+    if is_cpu(config):
+        return sizes.memory_findings(config, available, total, where)
     gpus = config.trainer.n_gpus_per_node
     needed = 5 + 4 * gpus
     if (architecture := model_architecture(config)) is not None:
@@ -110,7 +128,9 @@ def memory_findings(config: DictConfig, available: float, total: float, where: s
 
 
 def check_shared_memory(config: DictConfig) -> list[Finding]:
-    folder = Path("/dev/shm")
+    folder = Path(machine_rules.SHARED_MEMORY)
+    if missing := [Finding(FAIL, "shared memory", *fault) for fault in machine_rules.shared_memory()]:
+        return missing
     findings = []
     if not os.environ.get(ADDRESS):
         findings = shared_memory_findings(config, shutil.disk_usage(folder).free)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.host import private_network
+from recipe.common.config.machine_rules import tracker
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -68,6 +69,16 @@ def check_network(config: DictConfig) -> list[Finding]:
     else:
         advice = f"allow user namespaces (containers: docker run --cap-add SYS_ADMIN), or {FILTER}"
     return [Finding(WARN, "network", f"{obstacle}; {WHAT}: {', '.join(reached_by)}", advice)]
+
+
+def check_tracker(config: DictConfig) -> list[Finding]:
+    """A tracker of a run in a network of its own is offline, and asks for nothing."""
+    try:
+        if private_network.obstacle(needs(config), several_machines(config)) is None:
+            return []
+    except ValueError:
+        return []  # told by check_network
+    return [Finding(FAIL, "tracker", one.told, one.advice) for one in tracker(config)]
 
 
 def reaching_hosts() -> list[str]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from r3_ext.data.check import path_fault
 from r3_ext.doctor.finding import FAIL, OK, Finding
-from r3_ext.recipes import BASELINE, RECIPES, recipe_of_config
+from r3_ext.recipes import BASELINE, RECIPES, recipe_of_config, rules_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -47,8 +43,6 @@ PATHS = (
 TEXTS = (*PATHS, "data.prompt_key", "trainer.device", "trainer.v1.trainer_mode", "reward.reward_manager.name")
 """Neither null nor a list: verl and the doctor open a file, or look up a name, under them."""
 SECTIONS_OR_NULL = ("reward.reward_kwargs",)
-LOAD_S = 60
-"""Seconds for the file of a reward function."""
 RESUME_MODES = ("auto", "disable", "resume_path")
 NUMBERS_OR_TEXTS = ("algorithm.rollout_correction.rollout_is_threshold",)
 """verl's default is a number, and a text such as "0.5_5.0" is both bounds."""
@@ -158,100 +152,11 @@ def check_values(config: DictConfig) -> list[Finding]:
     return [Finding(FAIL, "config", problem, "correct the setting that the message names") for problem in problems]
 
 
-def registers_elsewhere(config: DictConfig) -> bool:
-    """Whether modules that only the workers import may bring names which nobody knows here."""
-    from omegaconf import OmegaConf
-
-    from recipe.common.config.verl_rules import MODULES
-
-    modules = str(OmegaConf.select(config, MODULES) or "").split(",")
-    return any(module and not module.startswith(("recipe.", "r3_ext.")) for module in modules)
-
-
-def check_reward(config: DictConfig) -> None:
-    """Build what every reward worker builds of its settings. Raises ValueError with the full key."""
-    from omegaconf import OmegaConf
-
-    from recipe.common.config.verl_rules import check_reward_manager
-    from recipe.common.reward.manager import R3RewardManager, RewardConfig
-    from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
-
-    check_reward_manager(config)
-    manager = config.reward.reward_manager
-    # verl loads the file of a reward function before it looks a manager up.
-    may_be_theirs = registers_elsewhere(config) or config.reward.custom_reward_function.path
-    if manager.source == "register" and not may_be_theirs:
-        try:
-            get_reward_manager_cls(manager.name)
-        except ValueError as error:
-            raise ValueError(f"reward.reward_manager.name={manager.name}: {error}") from error
-    check_function(config)
-    if manager.name == R3RewardManager.__name__:
-        kwargs = config.reward.get("reward_kwargs")
-        RewardConfig.from_reward_kwargs(OmegaConf.to_container(kwargs) if OmegaConf.is_config(kwargs) else kwargs)
-
-
-def check_function(config: DictConfig) -> None:
-    """Load the user's reward function, in a process that can be ended. Raises ValueError with the full key."""
-    from recipe.common.reward.function import KEY, LOADED, packed
-    from recipe.common.reward.manager import R3RewardManager, function_kwargs
-
-    named, manager = config.reward.get("custom_reward_function") or {}, config.reward.reward_manager
-    known = "path", "name", "reward_kwargs"
-    if unknown := [key for key in named if key not in known]:
-        raise ValueError(f"{KEY}.{unknown[0]} is unknown, expected one of: {', '.join(known)}")
-    if not named.get("path"):
-        return
-    if not named.get("name"):
-        raise ValueError(f"{KEY}.name must be the function's name, got {named.get('name')!r}")
-    command = [sys.executable, "-m", "recipe.common.reward.function", named.path, named.name]
-    kwargs, is_ours = packed(function_kwargs(named)), manager.name == R3RewardManager.__name__
-    if is_ours or manager.source == "register":  # another's may ask a function as it likes
-        command += ["--kwargs", kwargs]
-    if not is_ours:
-        command += ["--may-be-coroutine"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LOAD_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{KEY}.path={named.path} did not load within {LOAD_S} s") from None
-    if done.returncode or LOADED not in done.stdout.splitlines():
-        told = (done.stderr.strip().splitlines() or [""])[-1]
-        ended = f"{KEY}.path={named.path} ended its process while it was loaded: {told or 'it said nothing'}"
-        raise ValueError(told if told.startswith(KEY) else ended)
-
-
 def check_config(config: DictConfig) -> list[Finding]:
-    """The recipe's and verl's own validation."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            if recipe := recipe_of_config(config):
-                recipe.validate(config)
-            check_reward(config)
-            if not registers_elsewhere(config):
-                get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-            validate_config(config, need_reference_policy(config), need_critic(config))
-    except (ValueError, TypeError, AssertionError, HydraException, OmegaConfBaseException) as error:
-        return [Finding(FAIL, "config", str(error).strip(), "correct the setting that the message names")]
+    """The rules of the recipe and of verl: those that its training command looks at, too."""
+    broken = list(rules_of(config))
+    if broken:
+        otherwise = "correct the setting that the message names"
+        return [Finding(FAIL, "config", one.told, one.advice or otherwise) for one in broken]
     found = f"trainer_mode={config.trainer.v1.trainer_mode}, {config.data.train_batch_size} prompts"
-    return [Finding(OK, "config", f"{found} x {config.actor_rollout_ref.rollout.n} per step"), *check_lengths(config)]
-
-
-def check_lengths(config: DictConfig) -> list[Finding]:
-    """Lengths that verl only compares when the first row of full length arrives."""
-    rollout, actor, data = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.data
-    longest = data.max_prompt_length + data.max_response_length
-    limits = {"actor_rollout_ref.rollout.max_model_len": rollout.max_model_len}
-    if actor.use_dynamic_bsz:
-        limits["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] = actor.ppo_max_token_len_per_gpu
-    return [
-        Finding(FAIL, "config", f"prompt plus response are {longest} tokens, {key}={limit}", f"raise it to {longest}")
-        for key, limit in limits.items()
-        if limit is not None and limit < longest
-    ]
+    return [Finding(OK, "config", f"{found} x {config.actor_rollout_ref.rollout.n} per step")]

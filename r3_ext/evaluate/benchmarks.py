@@ -52,8 +52,14 @@ class Benchmark:
 
 
 def content_hash(problems: list[data.Problem]) -> str:
-    """sha256, 64 hex digits, over one JSON line per problem."""
-    rows = ([" ".join(problem.text.split()), data.normal_form(problem.answer)] for problem in problems)
+    """sha256, 64 hex digits, over one JSON line per problem; how it is asked and judged counts where that is the file's
+    own."""
+    rows = (
+        [" ".join(p.text.split()), data.normal_form(p.answer)]
+        + ([] if p.prompt is None else [data.said(p.prompt)])
+        + ([] if p.judged is None else [p.judged])
+        for p in problems
+    )
     return sha256(*(json.dumps(row) + "\n" for row in rows))
 
 

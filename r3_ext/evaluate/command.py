@@ -12,7 +12,6 @@ The same command goes on with an interrupted evaluation. Exit code 2 on an
 error of the user, 1 when generation fails, 130 on Ctrl-C.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -20,72 +19,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from r3_ext.evaluate import EvaluationError, benchmarks, compare, generate, hard, plan, results, score
+from r3_ext.evaluate.options import engine_args, key_values, make_parser, parse_generation
 from r3_ext.host import private_network, supervise
 from r3_ext.host.files import write_text
-from r3_ext.host.hardware import list_gpus
+from r3_ext.host.hardware import core_count, list_gpus
 from r3_ext.record.console import RunDisplay
 from r3_ext.record.failure import error_lines
 from r3_ext.run.environment import environment
-from r3_ext.settings import compose
-
-DATA_VARIABLE = "R3_BENCHMARKS"
-EMBEDDED = compose.OWN_CONFIG / "profile" / f"{compose.EMBEDDED}.yaml"
-ENGINE_KEYS = ("dtype", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
-"""Settings of the embedded profile's rollouts that hold for an evaluation as well."""
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise EvaluationError(f"{message}; `{self.prog} --help` tells more")
-
-
-def make_parser(prog: str, **extra) -> Parser:
-    return Parser(prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **extra)
-
-
-def parse_generation(argv: list[str]) -> argparse.Namespace:
-    parser = make_parser("r3 eval", description=__doc__)
-    parser.add_argument("--model", required=True, help="folder with config.json, tokenizer and weights, or a hub id")
-    text = f"comma-separated: {', '.join(benchmarks.KNOWN)}, or NAME=FILE"
-    parser.add_argument("--benchmarks", required=True, help=text)
-    parser.add_argument("--n", type=int, default=16, help="answers per problem (default: 16)")
-    parser.add_argument("--max-tokens", type=int, default=32768, help="longest response (default: 32768)")
-    parser.add_argument("--temperature", type=float, default=0.6, help="default: 0.6, the model card's")
-    parser.add_argument("--top-p", type=float, default=0.95, help="default: 0.95, the model card's")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, help="first problems of each benchmark only")
-    default = Path(os.environ.get(DATA_VARIABLE, "data/benchmarks"))
-    text = f"folder with the benchmark files (default: ${DATA_VARIABLE}, else data/benchmarks)"
-    parser.add_argument("--data", type=Path, default=default, help=text)
-    parser.add_argument("--out", type=Path, help="folder for the results (default: outputs/eval/MODEL)")
-    parser.add_argument("--data-parallel", default="auto", help="engines, each with GPUs of its own (default: auto)")
-    text = "setting of vLLM's EngineArgs, e.g. tensor_parallel_size=2; may be repeated"
-    parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE", help=text)
-    return parser.parse_args(argv)
-
-
-def engine_args(given: list[str], on_gpu: bool) -> dict:
-    """Settings of vLLM: the given ones; without a GPU on top of those of the embedded profile."""
-    settings = {}
-    if not on_gpu:
-        rollout = OmegaConf.load(EMBEDDED).actor_rollout_ref.rollout
-        settings = {key: rollout[key] for key in ENGINE_KEYS} | OmegaConf.to_container(rollout.engine_kwargs.vllm)
-        del settings["worker_cls"]  # for weights that change
-        # vLLM rewinds the generator of a request whose prompt was read in part only, which CPU generators do not know.
-        settings["enable_chunked_prefill"] = False
-    for setting in given:
-        key, found, value = setting.partition("=")
-        if not found or not key.isidentifier():
-            raise EvaluationError(f"--engine-arg must be KEY=VALUE, got {setting!r}")
-        try:
-            settings[key] = json.loads(value)
-        except ValueError:  # a plain word
-            settings[key] = value
-    return settings
 
 
 def visible_gpus() -> list[str]:
@@ -97,7 +40,7 @@ def visible_gpus() -> list[str]:
 def rank_count(asked: str, gpus: list[str], settings: dict) -> int:
     """Number of engines; each takes tensor_parallel_size x pipeline_parallel_size GPUs."""
     share = settings.get("tensor_parallel_size", 1) * settings.get("pipeline_parallel_size", 1)
-    most = len(gpus) // share if gpus else os.cpu_count() or 1
+    most = len(gpus) // share if gpus else core_count()
     if asked == "auto":
         ranks = most if gpus else 1
     else:
@@ -109,7 +52,7 @@ def rank_count(asked: str, gpus: list[str], settings: dict) -> int:
 
 
 def evaluate(argv: list[str], console: Console, say: Callable) -> int:
-    args = parse_generation(argv)
+    args = parse_generation(argv, __doc__)
     sampling = plan.Sampling(args.n, args.max_tokens, args.temperature, args.top_p, args.seed, args.limit)
     gpus = visible_gpus()
     settings = engine_args(args.engine_arg, bool(gpus))
@@ -126,7 +69,8 @@ def evaluate(argv: list[str], console: Console, say: Callable) -> int:
     folder = args.out or Path("outputs/eval") / Path(args.model).resolve().name
     with plan.only_writer(folder):
         problems = plan.problem_rows(chosen, sampling.limit)
-        plan.begin(folder, plan.make_plan(content, chosen, sampling), problems)
+        template_kwargs = key_values("--template-arg", args.template_arg)
+        plan.begin(folder, plan.make_plan(content, chosen, sampling, template_kwargs), problems)
         total = sampling.n * len(problems)
         code = answer(folder, total, ranks, gpus, settings, ["r3", "eval", *argv], console, say)
         return code or score_folder(folder, console, say)

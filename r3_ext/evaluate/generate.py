@@ -22,6 +22,7 @@ from r3_ext.cpu.fork import vllm_distribution
 from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.host.files import write_text
+from recipe.common.reward import thinking
 
 PR_SET_PDEATHSIG = 1
 PART_ROWS = 256
@@ -77,7 +78,7 @@ def pending(folder: Path, rank: int, ranks: int) -> list[plan.Request]:
 
 
 def prompts(folder: Path, model: str, trust_remote_code: bool) -> plan.Prompts:
-    """The folder's own, or of each problem what training asks: problem, instruction, chat template."""
+    """The folder's own, or of each problem what training asks: its messages under the chat template."""
     if (own := plan.read_prompts(folder)) is not None:
         return own
     from transformers import AutoTokenizer
@@ -85,12 +86,25 @@ def prompts(folder: Path, model: str, trust_remote_code: bool) -> plan.Prompts:
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     if tokenizer.chat_template is None:
         raise EvaluationError(f"the tokenizer in {model} has no chat template; put a chat_template.jinja there")
-    token_ids = {}
-    for row in plan.read_problems(folder):
-        messages = [{"role": "user", "content": row["problem"] + data.INSTRUCTION}]
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-        token_ids[row["benchmark"], row["index"]] = list(ids)
-    return token_ids
+    template = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    template |= plan.read_plan(folder).get("template_kwargs", {})
+    return {
+        (row["benchmark"], row["index"]): rendered(tokenizer, plan.problem_of(row), template)
+        for row in plan.read_problems(folder)
+    }
+
+
+def rendered(tokenizer, problem: data.Problem, template: dict) -> list[int]:
+    """Raises EvaluationError where the chat template does not take the messages or its arguments."""
+    import jinja2
+
+    try:
+        return list(tokenizer.apply_chat_template(problem.messages, **template))
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise EvaluationError(
+            f"the chat template does not take problem {problem.index} of {problem.source} ({error}); its roles, "
+            "content or --template-arg do not suit the model"
+        ) from error
 
 
 def start_engine(model: str, longest: int, engine_args: dict):
@@ -135,11 +149,17 @@ def run_rank(folder: Path, rank: int, ranks: int, engine_args: dict) -> None:
         )
         prompt = {"prompt_token_ids": token_ids[request.benchmark, request.index]}
         engine.add_request(str(number), prompt, params)
+    tokenizer = engine.get_tokenizer()
+    thinking_end = thinking.dropped_end(tokenizer)
     writer = PartWriter(folder, rank)
     try:
         while engine.has_unfinished_requests():
             for output in engine.step():
-                writer.add(to_row(wanted[int(output.request_id)], output))
+                row = to_row(wanted[int(output.request_id)], output)
+                tokens = list(output.outputs[0].token_ids)
+                if thinking_end in tokens:  # vLLM leaves it out, too
+                    row["response"] = thinking.decode(tokenizer, tokens, thinking_end)
+                writer.add(row)
             writer.tick()
     finally:
         writer.flush()

@@ -15,7 +15,6 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from r3_ext.data import problems as data
 from r3_ext.data.write import to_row, write_rows
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate.results import METHOD, measure, number, seed_of, with_interval
@@ -123,7 +122,12 @@ def write_problems(base: Path, found: dict, out: Path) -> list[Path]:
     for name, part in found["subset"]["benchmarks"].items():
         chosen = set(part["query_ids"])
         rows = [row for row in plan.read_problems(base) if row["benchmark"] == name and row["query_id"] in chosen]
-        problems = [data.Problem(row["problem"], row["answer"], name, row["index"]) for row in rows]
+        problems = [plan.problem_of(row) for row in rows]
+        truths = [json.loads(problem.judged)["ground_truth"] for problem in problems if problem.judged]
+        if not all(isinstance(truth, str) for truth in truths):
+            raise EvaluationError(
+                f"{name}: ground truths that are no texts cannot be written to a file of hard problems"
+            )
         if problems:
             files.append(out / f"hard_{name}.parquet")
             write_rows(files[-1], [to_row(problem, f"hard_{name}", "test") for problem in problems])

@@ -1,7 +1,7 @@
 """What an evaluation is going to do, written down before it starts, and the files of its folder.
 
     plan.json           model with a sha256 of its weights, benchmarks with theirs, sampling settings
-    problems.parquet    benchmark, index, query_id, problem, answer: scoring needs no other file
+    problems.parquet    benchmark, index, query_id, problem, answer, prompt, judged: scoring needs no other file
     prompts.parquet     of a probe: what is asked in place of problem and instruction
     generations/        parts with one row per answer (`GENERATION`)
     scores.parquet, results.json, results.md, disagreements.jsonl      see score.py
@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from r3_ext.data import problems as data
 from r3_ext.evaluate import EvaluationError, checked
 from r3_ext.evaluate.benchmarks import Benchmark
 from r3_ext.host.files import replacing, sha256, write_text
@@ -32,7 +33,11 @@ MODEL_FILES = (*WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 SHARDS = "model_world_size_*_rank_*.pt"
 
 INT, TEXT = pa.int32(), pa.string()
-PROBLEM = pa.schema({"benchmark": TEXT, "index": INT, "query_id": TEXT, "problem": TEXT, "answer": TEXT})
+PROBLEM = pa.schema(
+    {"benchmark": TEXT, "index": INT, "query_id": TEXT, "problem": TEXT, "answer": TEXT, "prompt": TEXT}
+    | {"judged": TEXT}
+)
+"""prompt, judged: of `data.Problem`, the messages as JSON."""
 KEY = pa.schema({"benchmark": TEXT, "index": INT, "sample": INT})
 PROMPT = pa.schema({"benchmark": TEXT, "index": INT, "token_ids": pa.list_(INT)})
 GENERATION = pa.schema(
@@ -128,9 +133,15 @@ def fingerprint(folder: Path) -> str:
     return sha256(*(part for file in files for part in (f"{file.name}\0{file.stat().st_size}\0", file)))
 
 
-def make_plan(model: dict, benchmarks: list[Benchmark], sampling: Sampling | None) -> dict:
-    """Content of plan.json; without sampling for answers that were generated elsewhere."""
-    return {
+def make_plan(
+    model: dict, benchmarks: list[Benchmark], sampling: Sampling | None, template_kwargs: dict | None = None
+) -> dict:
+    """Content of plan.json; without sampling for answers that were generated elsewhere.
+
+    template_kwargs: further arguments of the chat template.
+    """
+    asked = {"template_kwargs": template_kwargs} if template_kwargs else {}
+    return asked | {
         "format": FORMAT,
         "model": model,
         "benchmarks": {b.name: {"file": b.file, "hash": b.hash, "problems": len(b.problems)} for b in benchmarks},
@@ -141,6 +152,7 @@ def make_plan(model: dict, benchmarks: list[Benchmark], sampling: Sampling | Non
 def problem_rows(benchmarks: list[Benchmark], limit: int | None) -> list[dict]:
     return [
         {"benchmark": b.name, "index": i, "query_id": p.query_id, "problem": p.text, "answer": p.answer}
+        | {"prompt": None if p.prompt is None else data.said(p.prompt), "judged": p.judged}
         for b in benchmarks
         for i, p in enumerate(b.problems[:limit])
     ]
@@ -156,7 +168,7 @@ def _facts(value, key: str = "") -> dict:
 def begin(folder: Path, plan: dict, problems: list[dict], prompts: Prompts | None = None) -> None:
     """Make the folder of a plan, or check that the folder there has the same one.
 
-    prompts: what to ask, where it is not each problem with `data.INSTRUCTION`.
+    prompts: what to ask, where it is not each problem's own prompt, or the problem with `data.INSTRUCTION`.
     """
     if prompts is not None:
         rows = [{"benchmark": name, "index": i, "token_ids": ids} for (name, i), ids in prompts.items()]
@@ -190,17 +202,28 @@ def read_plan(folder: Path) -> dict:
 
 def read_problems(folder: Path) -> list[dict]:
     file = folder / "problems.parquet"
-    rows = read_table(file, PROBLEM).to_pylist()
+    with readable(file):
+        table = pq.read_table(file)
+        for name in ("prompt", "judged"):  # a version before asked every problem with the instruction, and graded it
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(len(table)))
+        rows = table.select(PROBLEM.names).cast(PROBLEM).to_pylist()
     checked.require_problems(rows, read_plan(folder)["benchmarks"], file)
     return rows
 
 
 def read_prompts(folder: Path) -> Prompts | None:
-    """None where each problem is asked with `data.INSTRUCTION`."""
+    """None where each problem is asked as problems.parquet says."""
     if "prompts" not in read_plan(folder):
         return None
     rows = read_table(folder / "prompts.parquet", PROMPT).to_pylist()
     return {(row["benchmark"], row["index"]): row["token_ids"] for row in rows}
+
+
+def problem_of(row: dict) -> data.Problem:
+    """The problem of a row of problems.parquet."""
+    prompt = None if row["prompt"] is None else tuple(json.loads(row["prompt"]))
+    return data.Problem(row["problem"], row["answer"], row["benchmark"], row["index"], prompt, row["judged"])
 
 
 def parts(folder: Path) -> list[Path]:

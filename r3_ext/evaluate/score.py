@@ -1,4 +1,4 @@
-"""Grades the answers of a folder, with the grader of the training reward, and never generates one.
+"""Grades the answers of a folder, as the reward of the training does, and never generates one.
 
 Writes scores.parquet (a row per answer) and disagreements.jsonl: the answers on which the grader and the plain
 comparison of the normalised strings differ, with how often each came.
@@ -9,10 +9,10 @@ optional; without it there are no figures on tokens.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +22,12 @@ import pyarrow.parquet as pq
 
 from r3_ext.data import problems as data
 from r3_ext.data import read
-from r3_ext.evaluate import EvaluationError, benchmarks, checked, plan
+from r3_ext.evaluate import EvaluationError, benchmarks, checked, judging, plan
 from r3_ext.host.files import write_text
+from r3_ext.host.hardware import core_count
 from recipe.common.reward.math.answer_text import final_answer, normalize
-from recipe.common.reward.math.pool import grade
 
 BATCH = 512
-TIMEOUT_S = 5.0
-"""As reward.reward_kwargs.grader_timeout_s."""
 
 SCORE = pa.schema(
     {"benchmark": plan.TEXT, "index": plan.INT, "query_id": plan.TEXT, "sample": plan.INT}
@@ -40,46 +38,20 @@ SCORE = pa.schema(
 normalised, null if there is none."""
 
 
-class Grader:
-    """Verdicts by answer and reference: most of the answers to a problem are alike and need one verdict."""
-
-    def __init__(self, threads: ThreadPoolExecutor, workers: int):
-        self.threads, self.workers = threads, workers
-        self.verdicts: dict[tuple[str, str], bool | None] = {}
-
-    def __call__(self, rows: list[dict], references: list[str]) -> list[tuple[str | None, bool | None]]:
-        """Raw answer, None if there is none, and verdict, None if none was reached, of each response."""
-        responses = [row["response"] for row in rows]
-        answers = [final_answer(response) for response in responses]
-        pairs = list(zip(answers, references, strict=True))
-        fresh = {
-            pair: response
-            for pair, response in zip(pairs, responses, strict=True)
-            if pair[0] is not None and pair not in self.verdicts
-        }
-        verdicts = self.threads.map(
-            lambda item: grade(item[1], [item[0][1]], TIMEOUT_S, self.workers), list(fresh.items())
-        )
-        self.verdicts |= dict(zip(fresh, verdicts, strict=True))
-        return [
-            (answer, self.verdicts[answer, reference] if answer is not None else False) for answer, reference in pairs
-        ]
-
-
 def grade_folder(folder: Path, tick=lambda rows: None, judge: Callable | None = None) -> None:
     """Write scores.parquet and disagreements.jsonl; `tick` is told the number of rows that are graded.
 
-    judge: called in the place of a `Grader`.
+    judge: called in the place of `judging.Judge`.
 
     Raises:
         EvaluationError: answers are missing, twice there or damaged.
     """
     problems = {(row["benchmark"], row["index"]): row for row in plan.read_problems(folder)}
     check_complete(folder, problems)
-    workers = os.cpu_count() or 1
+    workers = core_count()
     scores, disagreements = [], Counter()
-    with ThreadPoolExecutor(workers) as threads:
-        judge = judge or Grader(threads, workers)
+    with ThreadPoolExecutor(workers) as threads, ExitStack() as stack:
+        judge = judge or stack.enter_context(judging.asking(problems, threads, workers))
         for rows in _batches(folder, problems):
             references = [problems[row["benchmark"], row["index"]]["answer"] for row in rows]
             graded = judge(rows, references)

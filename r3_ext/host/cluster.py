@@ -181,7 +181,7 @@ def probe(paths: list[str]) -> dict:
     return {
         "gpus": [[gpu.name, gpu.total, gpu.used, gpu.driver] for gpu in list_gpus()],
         "memory": main_memory(),
-        "shared_memory": shutil.disk_usage("/dev/shm").free,
+        "shared_memory": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         "versions": versions,
         "sees": {path: os.path.exists(path) for path in paths},
     }

@@ -2,9 +2,9 @@
 
 The supervisor adopts every descendant (Linux child subreaper), so it sees Ray actors and vLLM engines even after their
 parents are gone. A worker that dies while the run goes on gives the trainer `GRACE_S` to notice; then the run is ended.
+The command dies with the supervisor; that one's own end is the guard's matter (guard.py).
 """
 
-import ctypes
 import fcntl
 import os
 import shutil
@@ -16,7 +16,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+from r3_ext.host import descendants, guard, locks
+from recipe.common.config.machine_rules import has_room_for_sockets
 
 GRACE_S = 60.0
 VITAL = (
@@ -35,7 +36,6 @@ VITAL = (
 """Process titles without which a run cannot go on."""
 SHARED_MEMORY = ("psm_*", "verl_weights_*", "sem.mp-*")
 """What Python, verl and vLLM leave in /dev/shm when they are killed."""
-PR_SET_CHILD_SUBREAPER = 36
 SCRATCH = "r3-"
 OWNER = "supervisor.lock"
 """File in a scratch folder that its supervisor keeps locked as long as it lives."""
@@ -57,19 +57,22 @@ class MachineBusy(RuntimeError):
 def only_local_run():
     """Hold the machine's lock on local runs: the weights of one of two at once would arrive in the other.
 
+    Yields the file descriptor that holds it, for `run`.
+
     Raises:
         MachineBusy: another run holds it.
     """
-    LOCK.touch(mode=0o666)
-    with open(LOCK) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise MachineBusy(
-                "another run is training on this machine, and verl's weight sync sockets of two local Ray clusters "
-                "collide; wait for it"
-            ) from error
-        yield
+    try:
+        locks.make(LOCK)
+        with locks.locked(LOCK) as lock:
+            yield lock
+    except PermissionError as error:
+        raise MachineBusy(f"{LOCK} of another user cannot be read ({error.strerror}): have it removed") from None
+    except locks.Taken as taken:
+        raise MachineBusy(
+            "another run is training on this machine, and verl's weight sync sockets of two local Ray clusters "
+            f"collide: the machine is taken {taken}"
+        ) from None
 
 
 def run(
@@ -79,18 +82,20 @@ def run(
     on_poll: Callable[[], None],
     vital: tuple[str, ...] | None = None,
     on_sigterm: Callable[[], None] | None = None,
+    held: tuple[int, ...] = (),
 ) -> int:
     """Run `command` with its output in `log` until it ends, calling `on_poll` about twice a second.
 
     `vital` are the beginnings of titles of processes without which the command cannot go on (None: `VITAL`).
     `on_sigterm` asks the command to end by itself at the first SIGTERM; the second one ends it as Ctrl-C does.
+    `held` are file descriptors of locks, which the command inherits: they are taken as long as it lives.
     Returns the exit code. Whatever happens, Ctrl-C included, no process, shared memory or socket of the run is left.
 
     Raises:
         WorkerDied: a vital process ended and the command did not react within `GRACE_S`.
         KeyboardInterrupt: on SIGINT, and on SIGTERM where nothing else is said, after the cleanup.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    descendants.adopt_orphans()
     asked = False
 
     def sigterm(*_) -> None:
@@ -104,14 +109,24 @@ def run(
     started = time.time()
     with open(log, "ab") as output, scratch_folder() as scratch:
         env = {**env, "TMPDIR": str(scratch), "RAY_TMPDIR": str(scratch)}
-        child = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+        child = subprocess.Popen(
+            command,
+            env=env,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=held,
+            preexec_fn=descendants.die_with_parent,
+        )
         try:
             return _watch(child, on_poll, VITAL if vital is None else vital)
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            end_descendants(child)
-            remove_unused(Path("/dev/shm"), SHARED_MEMORY, started)
-            remove_unused(Path("/tmp"), (SOCKETS,), started)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+            with guard.not_now():
+                descendants.end_all(child)
+                remove_unused(Path("/dev/shm"), SHARED_MEMORY, started)
+                remove_unused(Path("/tmp"), (SOCKETS,), started)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, before)
 
@@ -120,10 +135,13 @@ def run(
 def scratch_folder():
     """A temporary folder that goes with this process, at the latest when the next one is made.
 
-    Its path is short: Ray, zmq and the fork server put sockets into it, and a socket's path has 107 bytes.
+    Its path is short, in /tmp where TMPDIR is too long: Ray, zmq and the fork server put sockets into it.
     """
-    remove_abandoned(Path(tempfile.gettempdir()))
-    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
+    folder = tempfile.gettempdir()
+    if not has_room_for_sockets(f"{folder}/{SCRATCH}12345678/ray"):
+        folder = "/tmp"
+    remove_abandoned(Path(folder))
+    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
     try:
         with open(scratch / OWNER, "w") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX)
@@ -154,6 +172,8 @@ def _titles() -> dict[int, str]:
 
     A worker that starts a program is there twice until its fork becomes that program: the end of the fork is no death.
     """
+    import psutil  # without which the doctor says so
+
     living = {}
     for process in psutil.Process().children(recursive=True):
         try:
@@ -164,36 +184,6 @@ def _titles() -> dict[int, str]:
         except psutil.NoSuchProcess:
             continue
     return {pid: title for pid, (title, parent) in living.items() if living.get(parent, (None,))[0] != title}
-
-
-def end_descendants(child: subprocess.Popen, patience_s: float = 10.0) -> None:
-    """End the command and everything it started: politely, then by force."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGINT)
-        try:
-            child.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            pass
-    for send in ("terminate", "kill"):
-        processes = psutil.Process().children(recursive=True)
-        for process in processes:
-            try:
-                getattr(process, send)()
-            except psutil.NoSuchProcess:
-                continue
-        _, left = psutil.wait_procs(processes, timeout=patience_s / 2)
-        if not left:
-            break
-    _reap()
-
-
-def _reap() -> None:
-    """Collect adopted zombies."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 def remove_unused(folder: Path, patterns: tuple[str, ...], since: float) -> list[str]:
@@ -224,6 +214,8 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _paths_in_use() -> set[str]:
+    import psutil
+
     used = set()
     for process in psutil.process_iter():
         try:

@@ -79,6 +79,9 @@ class RunDisplay:
             self.progress.update(self.task, completed=row["step"])
         elif (accuracy := validation_accuracy(row)) is not None:
             self.say(f"step {int(row['step']):>4}  validation accuracy {accuracy:.3f}")
+        if row.get("alarm/not_finite"):
+            skipped = sum(int(row.get(f"{role}/skipped_steps", 0)) for role in ("actor", "critic"))
+            self.say(f"alarm: gradients or weights are not finite; optimizer steps skipped: {skipped}")
 
 
 def closing_table(summary: dict) -> Table:

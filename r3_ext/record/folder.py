@@ -5,7 +5,6 @@ end: seconds, exit code). A start without an end was killed.
 """
 
 import difflib
-import fcntl
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from r3_ext.host import locks
 from r3_ext.host.files import json_lines, sha256
 
 STARTS = "starts.jsonl"
@@ -95,19 +95,16 @@ def append(folder: Path, event: str, /, **facts) -> None:
 
 @contextmanager
 def held(folder: Path):
-    """Keep the folder for this process alone.
+    """Keep the folder for this process alone, and for what it gives the yielded file descriptor to.
 
     Raises:
         ValueError: another process is training in it.
     """
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise ValueError(f"{folder} is in use: its run is training now") from None
-    finally:
-        os.close(handle)
+        with locks.locked(folder) as lock:
+            yield lock
+    except locks.Taken as taken:
+        raise ValueError(f"{folder} is in use: its run is training now, {taken}") from None
 
 
 def is_held(folder: Path) -> bool:

@@ -17,7 +17,7 @@ import psutil
 
 from r3_ext.host.hardware import list_gpus
 from r3_ext.host.units import GIB
-from r3_ext.record.summary import read_metrics
+from r3_ext.record.summary import read_rows
 
 FILE = "memory.jsonl"
 CLOSE_S = 0.5
@@ -114,7 +114,7 @@ def title(words: list[str]) -> str:
 
 def read(folder: Path) -> list[dict]:
     """The samples of a run, oldest first."""
-    return read_metrics(folder / FILE)
+    return read_rows(folder / FILE)
 
 
 def peak(samples: list[dict]) -> dict:

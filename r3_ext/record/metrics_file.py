@@ -6,7 +6,7 @@ from pathlib import Path
 
 from r3_ext.host.files import json_line, replacing
 from r3_ext.record.console import RunDisplay
-from r3_ext.record.summary import CUT, read_metrics, validation_accuracy
+from r3_ext.record.summary import CUT, numbers, read_metrics, validation_accuracy
 
 SOURCE = ".verl_metrics.jsonl"
 """What verl's file logger writes in a run folder, as long as the run goes on."""
@@ -19,15 +19,16 @@ class BudgetSpent(Exception):
 class MetricsFile:
     """Copies verl's rows into metrics.jsonl as they come; rows after the checkpoint go to metrics_cut.jsonl first.
 
+    Rows that a start before left in verl's file, as nobody copied them any more, count as copied.
     `poll` raises BudgetSpent at the first validation after `until_tokens` generated tokens (None: never).
     """
 
     def __init__(self, folder: Path, step: int, display: RunDisplay, until_tokens: int | None = None):
         self.source, self.target = folder / SOURCE, folder / "metrics.jsonl"
         self.display, self.until_tokens = display, until_tokens
+        self._cut(step, folder / CUT)
         self.source.unlink(missing_ok=True)
         self.offset = 0
-        self._cut(step, folder / CUT)
         self.tokens = sum(row.get("generated/tokens", 0) for row in read_metrics(self.target))
 
     def _cut(self, step: int, cut: Path) -> None:
@@ -37,21 +38,16 @@ class MetricsFile:
             with open(cut, "ab") as file:
                 file.writelines(line.rstrip(b"\n") + b"\n" for line in moved)
         with replacing(self.target) as partial:
-            partial.write_bytes(b"".join(kept))
+            partial.write_bytes(b"".join(line.rstrip(b"\n") + b"\n" for line in kept))
 
     def poll(self) -> None:
-        if not self.source.exists():
-            return
-        with open(self.source, "rb") as source:
-            source.seek(self.offset)
-            text = source.read()
-        end = text.rfind(b"\n") + 1
-        self.offset += end
-        for line in text[:end].splitlines():
-            logged = json.loads(line)
-            row = {"step": logged["step"], **logged["data"]}
+        for line in _whole_lines(self.source, self.offset):
+            self.offset += len(line)
+            if (row := _row(line)) is None:
+                continue
             with open(self.target, "a") as target:
                 target.write(json.dumps(row) + "\n")
+            row = numbers(row)
             self.display.row(row)
             self.tokens += row.get("generated/tokens", 0)
             if self.until_tokens and self.tokens >= self.until_tokens and validation_accuracy(row) is not None:
@@ -61,14 +57,46 @@ class MetricsFile:
         """Take the rows that are left, whatever they cost, and delete verl's file."""
         with suppress(BudgetSpent):
             self.poll()
+        # What came behind the row that spent the budget, and one at which the command was interrupted.
+        with open(self.target, "ab") as target:
+            target.writelines(_left_over(self.target))
         self.source.unlink(missing_ok=True)
 
 
 def split(file: Path, step: int) -> tuple[list[bytes], list[bytes]]:
-    """The lines of a metrics.jsonl up to a step, and all others: later ones, and those that are no row."""
+    """The lines of a metrics.jsonl up to a step, and all others: later ones, and those that are no row.
+
+    With those that verl wrote and nobody copied.
+    """
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    lines += _left_over(file)
     kept = [line for line in lines if _step_of(line) <= step]
     return kept, [line for line in lines if not _step_of(line) <= step]
+
+
+def _left_over(target: Path) -> list[bytes]:
+    """Rows of verl's file, as lines of metrics.jsonl, that are in none of the run's own files."""
+    source, files = target.with_name(SOURCE), (target, target.with_name(CUT))
+    rows = [json.dumps(row).encode() for line in _whole_lines(source) if (row := _row(line)) is not None]
+    if not rows:
+        return []
+    known = {line for file in files if file.exists() for line in file.read_bytes().splitlines()}
+    return [line + b"\n" for line in rows if line not in known]
+
+
+def _whole_lines(source: Path, offset: int = 0) -> list[bytes]:
+    """The lines from that byte on, without one that is being written."""
+    if not source.exists():
+        return []
+    with open(source, "rb") as file:
+        file.seek(offset)
+        return [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _row(line: bytes) -> dict | None:
+    """A line of verl's as a row of metrics.jsonl; None of a damaged one."""
+    logged = json_line(line)
+    return {"step": logged["step"], **logged["data"]} if logged else None
 
 
 def _step_of(line: bytes) -> float:

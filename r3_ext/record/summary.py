@@ -17,7 +17,17 @@ ALL_GROUPS = (*GROUPS, "no_signal", "split")
 
 def read_metrics(path: Path) -> list[dict]:
     """Rows of a metrics.jsonl, one dict per logged step with its `step`; what follows a damaged line is left out."""
+    return [numbers(row) for row in read_rows(path)]
+
+
+def read_rows(path: Path) -> list:
+    """The value of each line up to a damaged one."""
     return list(takewhile(lambda row: row is not None, json_lines(path)))
+
+
+def numbers(row: dict) -> dict:
+    """The row with NaN for what is no finite number: verl's file has null there."""
+    return {key: math.nan if value is None else value for key, value in row.items()} if isinstance(row, dict) else row
 
 
 def read_cut(path: Path) -> list[dict]:

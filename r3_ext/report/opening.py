@@ -234,6 +234,9 @@ def go_on(runs: list[Run]) -> str:
             return f"let run {run.name} go on, and should it break off, {again} goes on from its last checkpoint"
         if state in BROKEN_OFF.values():
             return f"{again} goes on from the last checkpoint of run {run.name}, or from the start where there is none"
+        if state not in (FINISHED, UNKNOWN) and any(row.get("alarm/not_finite") for row in run.rows[-1:]):
+            # What goes on is the same again.
+            return f"{lower_rate(run)}, as gradients or weights were not finite in step {run.rows[-1]['step']:g}"
         if state not in (FINISHED, UNKNOWN):
             log = shlex.quote(clean(run.folder / "run.log", 400))
             return f"find the cause at the end of `{log}`, mend it and go on with {again}"

@@ -21,21 +21,23 @@ from rich.console import Console
 
 from r3_ext.data import check as rows
 from r3_ext.doctor.settings import check_values
+from r3_ext.doctor.sizes import sized
 from r3_ext.host import private_network
 from r3_ext.recipes import DEFAULT_METHOD, methods
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.console import paragraph
 from r3_ext.record.folder import append, held
 from r3_ext.run.changes import Changes
-from r3_ext.run.environment import git_says, replace_read_only_home
+from r3_ext.run.environment import git_says, replace_read_only_home, writing_to
 from r3_ext.run.finish import finish
 from r3_ext.run.start import Start, settle
 from r3_ext.run.train import command_of, interpreter, run, run_overrides
 from r3_ext.settings.choose import default_profile
-from r3_ext.settings.compose import EMBEDDED, compose_config
+from r3_ext.settings.compose import EMBEDDED
 from r3_ext.settings.prepare import model_and_data
 from r3_ext.tiny.world import parse as parse_world
 from recipe.common.modes import MODES, SYNC
+from recipe.common.trainer.checkpoints import told_foreign
 from recipe.common.trainer.resume import resume_step
 
 
@@ -110,8 +112,6 @@ def main(argv: list[str], resume: bool = False) -> int:
         return 0
     if caution := what_it_shows(start.arguments):
         say(paragraph(caution, console.width))
-    if start.profile == EMBEDDED:  # elsewhere HOME holds tokens and models that a run needs
-        replace_read_only_home(start.cache, say)
     with interpreter(start.profile, start.overrides, say) as python:
         try:
             overrides, config, changed = prepare(start, places, config, say)
@@ -126,13 +126,13 @@ def main(argv: list[str], resume: bool = False) -> int:
         start.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(held(start.folder))
+                lock = stack.enter_context(held(start.folder))
                 step = go_on(start, config, changed, say)
             except ValueError as error:
                 say(f"error: {error}")
                 return 1
             command = command_of(start, overrides, config, python)
-            code, log_begins = run(start, step, config, command, console)
+            code, log_begins = run(start, step, config, command, console, lock)
             append(start.folder, "end", seconds=round(time.monotonic() - started, 1), exit_code=code)
             return finish(start.folder, config, code, log_begins, console, not args.no_report)
 
@@ -143,14 +143,19 @@ def begin(args: argparse.Namespace, resume: bool, say) -> tuple[Start, list[str]
     anything is loaded or built.
 
     Raises:
-        ValueError: an option, a setting or a source that cannot be taken.
+        ValueError: an option, a setting, a source or a cache that cannot be taken.
         OSError: a folder that cannot be made.
     """
     start = settle(args, resume, default_profile)
+    if start.known:
+        with held(start.folder):
+            pass  # what trains there now is told at once, and not after a minute of checks
+    if start.profile == EMBEDDED:  # elsewhere HOME holds tokens and models that a run needs
+        replace_read_only_home(start.cache, say)
     mode = "" if start.mode == SYNC else f", mode {start.mode}"
     say(f"method {start.method}{mode}, profile {start.profile}, run folder {os.path.relpath(start.folder)}")
     places = run_overrides(start.folder, start.method, start.options["wandb"])
-    config = compose_config(start.compose(places + start.stored_paths()))
+    _, config = sized(start.compose, places + start.stored_paths())
     changed = start.check(config, False, say)
     if wrong := check_values(config):
         raise ValueError("; ".join(finding.found for finding in wrong))
@@ -169,7 +174,8 @@ def tiny_model(start: Start) -> dict:
 def data_of(start: Start, config: DictConfig, say, build: bool = True) -> list[str]:
     """`model_and_data` for a run of this config."""
     given = start.profile, start.cache, tiny_model(start), say, start.overrides
-    return model_and_data(*given, build=build, any_truth=rows.may_be_any_truth(config))
+    with writing_to(start.cache):
+        return model_and_data(*given, build=build, any_truth=rows.may_be_any_truth(config))
 
 
 def prepare(start: Start, places: list[str], config: DictConfig, say) -> tuple[list[str], DictConfig, Changes]:
@@ -181,8 +187,7 @@ def prepare(start: Start, places: list[str], config: DictConfig, say) -> tuple[l
         ValueError: a source that cannot be taken, or a change that needs --change.
     """
     given = data_of(start, config, say)
-    overrides = start.compose(places + given)
-    config = compose_config(overrides)
+    overrides, config = sized(start.compose, places + given)
     return overrides, config, start.check(config, True, say)
 
 
@@ -193,6 +198,8 @@ def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
         ValueError: there is no checkpoint to go on from.
     """
     step = resume_step(config.trainer)
+    if told := told_foreign(config.trainer):
+        say(told)
     start.check_goes_on(step, say)
     start.record(step, config, changed, git_says("rev-parse", "HEAD"))
     return step

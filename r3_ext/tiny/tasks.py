@@ -29,6 +29,8 @@ from r3_ext.data.write import to_row
 from r3_ext.tiny.world import LEVELS, World
 
 NAME = "arithmetic"
+BOX = "\\boxed{{{}}}"
+"""How an answer is written."""
 LETTERS = "abcdef"
 STEPS = [("+", 2), ("+", 3), ("+", 6), ("-", 1), ("-", 3), ("-", 5)]
 P_KNOWN, P_SHAKY, P_MISTAKEN = 0.985, 0.5, 0.002
@@ -101,7 +103,7 @@ class Task:
                 return " ".join([*written, begin + result])
             written.append(f"{begin}{result}.{f' {after}' if words else ''}")
             value = result
-        return " ".join(written) + boxed(value)
+        return " ".join(written) + final(value)
 
 
 class Beliefs:
@@ -208,12 +210,13 @@ def ramble(rng: random.Random, sentences: int = 60) -> str:
     return " ".join(rng.choices(RAMBLE, k=sentences))
 
 
-def guess_text(answer: str | int) -> str:
-    return f"Quick guess.{boxed(answer)}"
+def guess_text(answer: str | int, form: str = BOX) -> str:
+    return f"Quick guess.{final(answer, form)}"
 
 
-def boxed(answer: str | int) -> str:
-    return f"\n</think>\n\\boxed{{{answer}}}"
+def final(answer: str | int, form: str = BOX) -> str:
+    """The end of an answer; form: with {} for what is answered."""
+    return f"\n</think>\n{form.format(answer)}"
 
 
 def apply(operator: str, value: int, operand: int) -> int:

@@ -31,8 +31,11 @@ from r3_ext.host.files import replacing, sha256
 from r3_ext.tiny import tasks, tiny_model
 from r3_ext.tiny.tasks import Lesson
 from r3_ext.tiny.world import World, parse
+from recipe.common.outcome import CORRECT_FROM
+from recipe.common.reward.function import judged
+from recipe.common.reward.judge import is_verls, verls_reward
 
-VERSION = 14
+VERSION = 15
 """Part of the cache key: raise it when a change of the code changes the result."""
 REFLECTION_BOOST = 0.95
 """Share of its failures that the model is not shown under a reflection prompt whose worth is 1."""
@@ -46,6 +49,8 @@ CUT_OFF_SHARE = 0.15
 """Share of the reflection prompts whose attempt was cut off."""
 RAMBLING_FAILURES = 0.2
 """Share of the failures to recall that ramble on instead of giving a wrong answer."""
+FORMS = (tasks.BOX, "#### {}", "Answer: {}", "<answer>{}</answer>")
+"""How verl's rewards want an answer written, one or another of them."""
 
 
 class WarmStart(NamedTuple):
@@ -123,7 +128,7 @@ def recall_course(rows: list[dict], file: str, settings: Settings, exclude: froz
         most = settings.max_problem_chars + len(problem_data.INSTRUCTION)
         problems = [p for p in problems if sum(len(turn["content"]) for turn in rows[p.index]["prompt"]) <= most]
     rng = random.Random(settings.world.seed)
-    problems.sort(key=lambda problem: problem.query_id)
+    problems.sort(key=lambda problem: problem_data.query_id(problem.text))
     rng.shuffle(problems)
     wanted = settings.rows + settings.val_rows
     if len(problems) < wanted:
@@ -135,7 +140,8 @@ def recall_course(rows: list[dict], file: str, settings: Settings, exclude: froz
     chosen, corpus = problems[:wanted], problems[: wanted + 4000]
     answers = [problem.answer for problem in chosen]
     prompts = [rows[problem.index]["prompt"] if as_given else None for problem in chosen]
-    lessons = [recall_lesson(problem, answers, rng, prompt) for problem, prompt in zip(chosen, prompts, strict=True)]
+    forms = [form_of(rows[p.index], p.answer) if as_given else tasks.BOX for p in chosen]
+    lessons = [recall_lesson(*each, answers, rng) for each in zip(chosen, prompts, forms, strict=True)]
     if as_given:
         given = read.tables(file).take([problem.index for problem in chosen])
         train, val = given.slice(0, settings.rows), given.slice(settings.rows)
@@ -150,8 +156,21 @@ def recall_course(rows: list[dict], file: str, settings: Settings, exclude: froz
     return Course(train, val, lambda rng, share: rng.choice(lessons), texts, batch=24, foundation=0.5)
 
 
+def form_of(row: dict, answer: str) -> str:
+    """How a right answer to a row is written: as verl's reward of its data source reads it, else boxed."""
+    if not is_verls(row) or verls_reward(row["data_source"]):
+        return tasks.BOX
+    from verl.utils.reward_score import default_compute_score
+
+    truth = row["reward_model"]["ground_truth"]
+    for form in FORMS:
+        if judged(default_compute_score(row["data_source"], form.format(answer), truth)).is_correct(CORRECT_FROM):
+            return form
+    return tasks.BOX
+
+
 def recall_lesson(
-    problem: problem_data.Problem, answers: list[str], rng: random.Random, prompt: list[dict] | None
+    problem: problem_data.Problem, prompt: list[dict] | None, form: str, answers: list[str], rng: random.Random
 ) -> Lesson:
     """Failures recall one of two wrong answers, the same every time, or guess like another problem's answer."""
     others = [answer for answer in answers if answer != problem.answer]
@@ -159,10 +178,10 @@ def recall_lesson(
 
     def wrong(rng: random.Random) -> str:
         if rng.random() < 0.5:
-            return f"I recall this. The answer is {(answer := rng.choice(mistaken))}.{tasks.boxed(answer)}"
-        return tasks.guess_text(near(problem.answer, rng) or rng.choice(others))
+            return f"I recall this. The answer is {(answer := rng.choice(mistaken))}.{tasks.final(answer, form)}"
+        return tasks.guess_text(near(problem.answer, rng) or rng.choice(others), form)
 
-    right = f"I recall this. The answer is {problem.answer}.{tasks.boxed(problem.answer)}"
+    right = f"I recall this. The answer is {problem.answer}.{tasks.final(problem.answer, form)}"
     p_right = rng.betavariate(0.7, 1.0)
 
     def attempt(rng: random.Random, boost: float) -> str:

@@ -11,13 +11,17 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Checks of settings, as every recipe makes them: a value against its rule, a group of settings as a dataclass."""
+"""Checks of settings, as every recipe makes them: a value against its rule, a group of settings as a dataclass.
+
+All rules that settings break are told in one answer, with what mends them as overrides that can be copied.
+"""
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -73,6 +77,22 @@ def build(cls: type[T], node: Any, key: str) -> T:
     return cls(**values)
 
 
+def faults(cls: type, node: Any, key: str) -> Iterator[str]:
+    """What `build` says of each setting by itself, where it raises with the first one."""
+    if not isinstance(node, Mapping):
+        yield f"{key} must be a group of settings, got {node!r}"
+        return
+    types = {field.name: field.type for field in fields(cls)}
+    for name, value in node.items():
+        if is_dataclass(types.get(name)):
+            yield from faults(types[name], value, f"{key}.{name}")  # pyright: ignore[reportArgumentType]
+            continue
+        try:
+            build(cls, {name: value}, key)
+        except ValueError as error:
+            yield str(error)
+
+
 def leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
     """Full key and value of every setting below `key`: {"a": {"b": 1}} below `x` gives ("x.a.b", 1)."""
     if not isinstance(node, Mapping):
@@ -82,7 +102,76 @@ def leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{key}.{name}")
 
 
-def raise_first(broken: Iterable[str]) -> None:
-    """Raise ValueError with the first of the messages about broken rules, if there is one."""
-    for message in broken:
-        raise ValueError(message)
+class Broken(NamedTuple):
+    """A rule that settings break, and the way out."""
+
+    told: str
+    """Full key, value and rule."""
+    ways: tuple[str, ...] = ()
+    """Settings of which any one mends it, as they are typed in a shell: `a=1 b=2` are two that go together."""
+    out: tuple[str, ...] = ()
+    """Settings that are left out first, with all below them."""
+
+    @property
+    def advice(self) -> str:
+        """`leave out a.b; set c=1 d=2, or e=3`."""
+        parts = [f"leave out {', '.join(self.out)}"] if self.out else []
+        return "; ".join(parts + ([f"set {', or '.join(self.ways)}"] if self.ways else []))
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (self.told, self.advice)))
+
+
+class Refused(ValueError):
+    """Settings that cannot work, with every rule that they break."""
+
+    def __init__(self, broken: Iterable[Broken]):
+        self.broken = list(broken)
+        super().__init__(_answer(self.broken))
+
+
+def _answer(broken: list[Broken]) -> str:
+    """The sentence about one broken rule; about several, a line each and what mends all of them together."""
+    if len(broken) == 1:
+        return str(broken[0])
+    out, put = remedy(broken)
+    lines = [f"{len(broken)} things cannot work", *(f"- {one}" for one in broken)]
+    if out:
+        lines += ["For all of them, leave these settings out:", *(f"    {key}" for key in out)]
+    if put:
+        head = "and put these in:" if out else "For all of them, put these behind the others:"
+        lines += [head, " \\\n".join(f"    {shlex.quote(text)}" for text in put)]
+    return "\n".join(lines)
+
+
+def remedy(broken: Iterable[Broken]) -> tuple[list[str], list[str]]:
+    """What the first ways out come to together: keys to leave out, and overrides; the last one of a key counts."""
+    broken = list(broken)
+    texts = [text for one in broken for way in one.ways[:1] for text in shlex.split(way)]
+    put = {text.partition("=")[0].lstrip("+"): text for text in texts}
+    return list(dict.fromkeys(key for one in broken for key in one.out)), list(put.values())
+
+
+def setting(key: str, value: Any) -> str:
+    """An override as it is typed in a shell: `a=1`, `a=null`, `'a="x,y"'`."""
+    return shlex.quote(f"{key}={_literal(value)}")
+
+
+def _literal(value: Any) -> str:
+    """As hydra reads it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_literal, value)) + "]"
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_/~.][\w./@+~-]*(://[\w./@+~:-]+)?", value)
+    if is_plain and value.lower() not in ("true", "false", "null", "nan", "inf"):
+        return value
+    if isinstance(value, str):  # hydra takes backslashes literally, but in front of quotes
+        return '"' + re.sub(r'(\\*)("|$)', lambda end: end[1] * 2 + ('\\"' if end[2] else ""), value) + '"'
+    return "null" if value is None else str(value)
+
+
+def refuse(broken: Iterable[Broken]) -> None:
+    """Raises Refused where there are any."""
+    if told := list(broken):
+        raise Refused(told)

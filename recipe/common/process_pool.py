@@ -43,6 +43,14 @@ START_TIMEOUT_S = 120
 START_ATTEMPTS = 3
 """A worker may be killed for memory while it starts; one that cannot start fails each time."""
 
+FIRST_CALL_S = START_TIMEOUT_S
+"""What the first answer of a fresh process may take beyond its deadline. Much code loads its libraries, or starts
+processes, when it is first called, which is as much as starting: seconds, on a busy node many."""
+
+FIRST_CALLS_IN_VAIN = 3
+"""So many first answers may use up all of that without coming. Were it more, a function that hangs would cost minutes
+for each answer, where its deadline is seconds."""
+
 MEMORY_LIMIT_BYTES = 2 * 2**30
 """Address space for answers, beyond what a worker has loaded. What needs more has none, and the machine keeps its
 memory."""
@@ -90,6 +98,26 @@ def within(connection: Connection, seconds: float) -> Iterator[None]:
         raise TimeoutError
 
 
+class FirstCalls:
+    """What the first answers of fresh processes of one kind may take beyond their deadline.
+
+    A process that was killed loads everything again, so each fresh one has FIRST_CALL_S. Once FIRST_CALLS_IN_VAIN of
+    them were killed on a first answer all the same, it is twice what the longest that came took: 14 s after one of 7 s.
+    """
+
+    def __init__(self):
+        self._in_vain, self._longest_s = 0, 0.0
+
+    def allowance_s(self) -> float:
+        return FIRST_CALL_S if self._in_vain < FIRST_CALLS_IN_VAIN else min(2 * self._longest_s, FIRST_CALL_S)
+
+    def note(self, took_s: float, came: bool) -> None:
+        if came:
+            self._longest_s = max(self._longest_s, took_s)
+        elif took_s >= FIRST_CALL_S:  # and was killed: what ends its process costs no time
+            self._in_vain += 1
+
+
 class Worker:
     """One process, started again after it was killed, ran out of memory or crashed.
 
@@ -97,10 +125,13 @@ class Worker:
         module: whose `serve` runs in it.
         arguments: further ones of `serve`, texts.
         advice: what to look at when it does not start.
+        first_calls: shared by the workers of a pool. None: a first answer has its deadline alone.
     """
 
-    def __init__(self, module: str, arguments: tuple[str, ...] = (), advice: str = ""):
-        self._module, self._arguments, self._advice = module, arguments, advice
+    def __init__(
+        self, module: str, arguments: tuple[str, ...] = (), advice: str = "", first_calls: FirstCalls | None = None
+    ):
+        self._module, self._arguments, self._advice, self._first_calls = module, arguments, advice, first_calls
         self._start()
 
     def _start(self) -> None:
@@ -149,11 +180,14 @@ class Worker:
     def ask(self, question: object, timeout_s: float) -> bytes | None:
         """The answer. None: none in time, or the process died on it."""
         self._ensure_ready()
-        answer, goes_on = None, False
+        first = self._first_calls if self._asked == 0 else None
+        answer, goes_on, begin = None, False, time.monotonic()
         try:
             with contextlib.suppress(EOFError, OSError):
-                answer, goes_on = self._exchange(question, timeout_s)
+                answer, goes_on = self._exchange(question, timeout_s + (first.allowance_s() if first else 0))
         finally:
+            if first:
+                first.note(time.monotonic() - begin, answer is not None)
             if not goes_on:
                 self._restart()
         return answer

@@ -19,7 +19,12 @@ one problem's answer as the right one of another.
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Iterable
+
+logger = logging.getLogger(__name__)
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 MAX_ID_BYTES = 1_024
 """Of a query id in UTF-8. One of megabytes, which no data set needs, would be in an index of every row."""
@@ -62,3 +67,22 @@ def _last_words(prompt) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def with_query_ids(rows, prompt_key: str):
+    """A training set, a `datasets.Dataset`, with the column `query_id`: made where the files have none.
+
+    Raises:
+        ValueError: the column that is there does not tell problems apart.
+    """
+    prompts = rows[prompt_key]
+    if "query_id" in rows.column_names:
+        try:
+            check_query_ids(rows["query_id"], prompts)
+        except ValueError as error:
+            raise ValueError(f"data.train_files: {error}") from None
+        return rows
+    truths = [reward.get("ground_truth") for reward in rows["reward_model"]]
+    ids = [make_query_id(prompt, truth) for prompt, truth in zip(prompts, truths, strict=True)]
+    logger.info(f"data.train_files: no column query_id; {len(set(ids))} ids were made from prompts and answers")
+    return rows.add_column("query_id", ids)

@@ -28,7 +28,8 @@ from typing import Any
 PLAIN, REFLECTION = "plain", "reflection"
 """Variants of a prompt: as the data set has it, or with a past attempt in it."""
 REFLECTION_UID = "reflection-"
-"""How the uid of a reflection group begins, so that its prompt is known by its key in TransferQueue."""
+"""How the uid of a reflection group begins, so that its prompt is known by its key in TransferQueue. The uid of the
+plain group that it was asked for follows."""
 REPLAY_MARK, RANK_MARK = "#replay", "#ranked"
 
 
@@ -68,6 +69,11 @@ def uid_of(key: str) -> str:
 
 def is_reflection(uid: str) -> bool:
     return uid.startswith(REFLECTION_UID)
+
+
+def reflection_uid(uid: str) -> str:
+    """Of the reflection group that is asked for a plain one."""
+    return REFLECTION_UID + uid
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ class RowTag:
     """Score before the length bonus: 1 or 0 unless a reward function grades. None: that of `correct`."""
     reward_error: bool = False
     """The grader was late or the reward function failed: nobody knows whether it is right, it counts as wrong."""
+    waited: bool = False
+    """Whether its group was generated a step ago and waited for what asking again would find."""
     versions: int = 1
     """How many steps' weights wrote it."""
     replay_age: int | None = None

@@ -123,6 +123,15 @@ def interval(values, seed: int | Sequence[int], counts=None, level: float = LEVE
     return percentiles(bootstrap(values, seed, counts, resamples), level)
 
 
+def by_problem(expected: Mapping[tuple[str, str], int], problem: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Answers asked for, by data source and problem, of those by data source and uid: copies of a row are one problem
+    with more answers. `{(s, a): 1, (s, b): 1}` with `{a: p, b: p}`: `{(s, p): 2}`."""
+    asked: Counter[tuple[str, str]] = Counter()
+    for (source, uid), count in expected.items():
+        asked[source, problem[uid]] += count
+    return dict(asked)
+
+
 def validation_metrics(
     data_sources: Sequence[str],
     uids: Sequence[str],
@@ -142,7 +151,7 @@ def validation_metrics(
     tokens and `truncated` are those of the others.
 
     Args:
-        uids: the same for all rows of a problem.
+        uids: the same for all rows of a problem, copies of it among them.
         correct, truncated: 0 or 1. truncated and tokens may be NaN: not known.
         expected: answers asked for, by data source and uid; None: those that are there.
 

@@ -30,10 +30,11 @@ import ray
 from omegaconf import DictConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.r3.config.r3_rules import validate_r3_config
+from recipe.common.checks import refuse
+from recipe.common.config.machine_rules import name_the_user, of_this_machine
+from recipe.common.reward.first_rows import check_first_rows
+from recipe.r3.config.r3_rules import all_rules
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 
@@ -56,9 +57,11 @@ class TaskRunnerHere:
 @hydra.main(config_path="config", config_name="r3_trainer", version_base=None)
 def main(config: DictConfig) -> None:
     auto_set_device(config)
+    name_the_user()
     try:
-        validate_r3_config(config)
-        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+        refuse(all_rules(config))
+        check_first_rows(config)
+        refuse(of_this_machine(config))
     except ValueError as error:
         # As an exception, the message would end up below hydra's traceback.
         print(f"error: {error}", file=sys.stderr)

@@ -27,8 +27,8 @@ What a mode needs of its own: the data collector (replay/buffer.py, replay/buffe
 import logging
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import ray
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
@@ -36,9 +36,10 @@ from tensordict import TensorDict
 from recipe.common.metrics import group_ledger, series_metrics
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from recipe.common.outcome import Reading
-from recipe.common.query_ids import check_query_ids, make_query_id
+from recipe.common.query_ids import with_query_ids
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import Origin, groups_of, plain_keys, tags_of
+from recipe.common.trainer.checkpoints import is_gone
 from recipe.common.trainer.fixed_steps import FixedStepsMixin
 from recipe.common.trainer.measured import MeasuredMixin
 from recipe.common.trainer.resume import resume_step
@@ -58,11 +59,13 @@ from recipe.r3.off_policy_rows import compare_policies, describe_policy, taper_a
 from recipe.r3.ranking import put_back, rank, ranked_groups
 from recipe.r3.reflection import HOOKS as REFLECTION_HOOKS
 from recipe.r3.reflection import ReflectionPlanner
+from recipe.r3.replay.asking import Asker
 from recipe.r3.replay.buffer import R3ReplayBuffer
 from recipe.r3.replay.buffer_async import HOOKS as BUFFER_HOOKS
 from recipe.r3.replay.buffer_async import R3ReplayBufferAsync
 from recipe.r3.replay.draw import Replayer
-from verl.trainer.ppo.utils import Role
+from recipe.r3.replay.holding import Holder
+from recipe.r3.text_alone import check_text_alone
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -108,6 +111,8 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         self.planner: ReflectionPlanner | None = None
         self.planned: dict[str, float] = {}
         """Metrics of the reflection prompts that were planned last."""
+        self.columns: list[str] = []
+        """Of the prompts that were submitted last."""
         self.step_state = StepState()
         super().__init__(config)
 
@@ -136,12 +141,6 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         )
         return buffer
 
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
-            if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(self.WORKER)
-
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         self.replay_buffer.reading = Reading.of(self.config, self.tokenizer)
@@ -157,15 +156,36 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
                 budget=self.config.data.max_prompt_length,
                 seed=self.config.data.seed,
             )
+            self._ask_sooner(self.planner)
+
+    def _ask_sooner(self, planner: ReflectionPlanner) -> None:
+        seed = self.config.data.seed
+        if self.r3.reflection.when == "next_step":
+            self.replay_buffer.holder = Holder(seed, planner.fits)
+        elif self.r3.reflection.when == "at_once":
+            self.replay_buffer.asker = Asker(
+                lambda groups, step: planner.again(groups, self.columns, step),
+                super()._submit_batch_to_rollout,
+                self.replay_buffer.replayer.is_known,
+                seed=seed,
+                reading=self.replay_buffer.reading,
+            )
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        if self.replay_buffer.asker:
+            self.columns = [str(name) for name in batch.keys()]
+            self.replay_buffer.asker.remember(batch)
+        return super()._submit_batch_to_rollout(batch)
 
     def _check_data(self) -> None:
         """What would otherwise surface after the models are loaded, or as a crash in a rollout worker."""
-        self._name_queries()
+        data, rows = self.config.data, self.train_dataset.dataframe
+        check_text_alone(rows, self.config, self.processor)
+        self.train_dataset.dataframe = with_query_ids(rows, data.prompt_key)
         if self.steps_per_epoch == 0:
             raise ValueError(
                 f"data.train_files: {len(self.train_dataset)} prompts of at most data.max_prompt_length="
-                f"{self.config.data.max_prompt_length} tokens are fewer than data.train_batch_size="
-                f"{self.config.data.train_batch_size}"
+                f"{data.max_prompt_length} tokens are fewer than data.train_batch_size={data.train_batch_size}"
             )
         if self.tokenizer.chat_template is None:
             raise ValueError(
@@ -173,25 +193,12 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
                 "one to the tokenizer or set actor_rollout_ref.model.custom_chat_template"
             )
 
-    def _name_queries(self) -> None:
-        """Make the column `query_id` where the files have none, and refuse one that does not tell problems apart."""
-        rows = self.train_dataset.dataframe
-        prompts = rows[self.config.data.prompt_key]
-        if "query_id" in rows.column_names:
-            try:
-                check_query_ids(rows["query_id"], prompts)
-            except ValueError as error:
-                raise ValueError(f"data.train_files: {error}") from None
-            return
-        truths = [reward.get("ground_truth") for reward in rows["reward_model"]]
-        ids = [make_query_id(prompt, truth) for prompt, truth in zip(prompts, truths, strict=True)]
-        self.train_dataset.dataframe = rows.add_column("query_id", ids)
-        logger.info(f"data.train_files: no column query_id; {len(set(ids))} ids were made from prompts and answers")
-
     def _load_checkpoint(self) -> None:
         resume_step(self.config.trainer)
         with without_unpickling():
             super()._load_checkpoint()
+            if self.replay_buffer.holder and self.global_steps:
+                self.replay_buffer.holder.load(self._checkpoint_folder())
         identity = {
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "model": str(self.config.actor_rollout_ref.model.path),
@@ -203,17 +210,16 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
 
     def _save_checkpoint(self) -> None:
         # Before the checkpoint: one whose history could not be written must not come into being.
-        self.history.pin(self.global_steps)
+        if self._may_save():
+            self.history.pin(self.global_steps)
+            if self.replay_buffer.holder:
+                self.replay_buffer.holder.save(self._checkpoint_folder())
         super()._save_checkpoint()
-        self.history.unpin(self._is_gone)
+        pinned = self.history.pinned()
+        self.history.unpin(lambda step: is_gone(self.config.trainer, step, pinned))
 
-    def _is_gone(self, step: int) -> bool:
-        """Whether verl deleted the checkpoint of a step: its settings say so, and there is none here."""
-        trainer = self.config.trainer
-        kept = 1 if trainer.get("remove_previous_ckpt_in_save") else trainer.get("max_actor_ckpt_to_keep")
-        if not kept or step == 0 or step in self.history.pinned()[-kept:]:
-            return False
-        return not os.path.isdir(os.path.join(trainer.default_local_dir, f"global_step_{step}", "actor"))
+    def _checkpoint_folder(self) -> Path:
+        return Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
@@ -228,7 +234,8 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         if num_prompts is None:  # else they are fetched ahead, or in place of others
             prompts = len(batch)
             waiting = self.replay_buffer.waiting_reflections()
-            batch, self.planned = self.planner.augment(batch, self.global_steps, waiting)
+            held = self.replay_buffer.holder.groups() if self.replay_buffer.holder else {}
+            batch, self.planned = self.planner.augment(batch, self.global_steps, waiting, held)
             if self.MODE == SYNC:  # elsewhere no batch waits for them
                 self.replay_buffer.reflection_groups = len(batch) - prompts
         return batch
@@ -241,10 +248,13 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         # verl averages what its local updates report: counts are taken of all of them together.
         self.step_state = state = StepState()
+        self.replay_buffer.may_hold = self.global_steps < self.total_training_steps
         batch = super().step(metrics, timing_raw)
         ledger = group_ledger(batch, state.ranked)
         metrics.update(ledger)
         metrics.update(self.replay_buffer.step_metrics())
+        if "reflection/prompts" in metrics:  # of the plan
+            metrics["reflection/prompts"] += metrics.get("reflection/at_once/prompts", 0)
         metrics["groups/split"] = state.split
         self._sound(self.dead_group_alarm.update(ledger), "dead_groups", metrics)
         return batch
@@ -260,6 +270,7 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(batch, metrics)
+        self._end_if_blind(metrics)
         tags, with_rollout = tags_of(batch), bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         replayed = [key for key, tag in zip(batch.keys, tags, strict=True) if tag.is_replayed]
         if replayed and with_rollout:
@@ -321,9 +332,7 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         tokens, plain = sum(tag["seq_len"] for tag in batch.tags), metrics["perf/total_num_tokens"]
         metrics["perf/total_num_tokens"] = tokens
         metrics["perf/throughput"] *= tokens / plain
-        metrics["history/write_s"] = self.history.write_seconds
-        metrics["history/wait_s"] = self.history.wait_seconds
-        metrics["history/live_bytes"] = self.history.live_bytes
+        metrics.update(self.history.metrics())
 
 
 @register_trainer(trainer_name("r3", SYNC))

@@ -19,18 +19,19 @@ plain one.
 """
 
 import random
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from recipe.common.rows import PLAIN, REFLECTION, REFLECTION_UID
+from recipe.common.rows import PLAIN, REFLECTION, reflection_uid
 from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import History, Sample, Transfer
+from recipe.r3.replay.asking import AllWrong
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils import tensordict_utils as tu
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 AGENT_NAME = "r3_reflection"
 CUT_MARK = "\n[...]\n"
@@ -145,12 +146,17 @@ class ReflectionPlanner:
         self.budget = budget
         self.seed = seed
 
-    def augment(self, batch: TensorDict, step: int, waiting: int = 0) -> tuple[TensorDict, dict[str, float]]:
+    def augment(
+        self, batch: TensorDict, step: int, waiting: int = 0, held: dict[str, AllWrong] | None = None
+    ) -> tuple[TensorDict, dict[str, float]]:
         """`batch` plus one row per reflection prompt of training step `step`, and the metrics of the choice.
 
-        waiting: reflection groups of earlier steps that are in flight still; with them, at most two steps' are.
+        Args:
+            waiting: reflection groups of earlier steps that are in flight still; with them, at most two steps' are.
+            held: groups of the step before that wait for theirs; they are asked before others.
         """
-        cap = max(0, min(self.cap, 2 * self.cap - waiting))
+        again = self.again(held, [str(name) for name in batch.keys()], step) if held else None
+        cap = max(0, min(self.cap, 2 * self.cap - waiting) - len(held or {}))
         query_ids = [str(query_id) for query_id in batch["query_id"]]
         variants = (PLAIN, REFLECTION) if self.config.count_reflected_attempts else (PLAIN,)
         rates = self.history.success_rates(query_ids, self.config.min_attempts, variants, self.config.rounds)
@@ -173,12 +179,17 @@ class ReflectionPlanner:
             chosen[row] = messages
         metrics = {
             "reflection/hard_queries": len(hard),
-            "reflection/prompts": len(chosen),
+            "reflection/prompts": len(chosen) + len(held or {}),
             "reflection/skipped_over_budget": over_budget,
             "reflection/skipped_no_attempt": no_attempt,
             **transfer_metrics(list(transfers.values())),
         }
-        return (self._extend(batch, chosen) if chosen else batch), metrics
+        batch = self._extend(batch, chosen) if chosen else batch
+        return (batch if again is None else tu.concat_tensordict([batch, again])), metrics
+
+    def fits(self, group: AllWrong) -> bool:
+        """Whether there is a reflection prompt for a group."""
+        return self._messages(list(group.row["raw_prompt"]), group.attempt) is not None
 
     def _messages(self, messages: list[dict], attempt: Sample) -> list[dict] | None:
         template = self.config.template_cut_off if attempt.truncated else self.config.template
@@ -207,8 +218,24 @@ class ReflectionPlanner:
         _set_column(batch, "agent_name", list(batch["agent_name"]))
         _set_column(extra, "agent_name", [AGENT_NAME] * len(chosen))
         _set_column(extra, "raw_prompt", list(chosen.values()))
-        _set_column(extra, "uid", [REFLECTION_UID + str(uuid.uuid4()) for _ in chosen])
+        _set_column(extra, "uid", [reflection_uid(str(batch["uid"][row])) for row in chosen])
         return tu.concat_tensordict([batch, extra])
+
+    def again(self, groups: dict[str, AllWrong], columns: list[str], step: int) -> TensorDict | None:
+        """Reflection prompts for groups of a batch that is being generated, by their uids; None where none fits.
+
+        columns: of the batch.
+        """
+        rows = []
+        for uid, group in groups.items():
+            if (messages := self._messages(list(group.row["raw_prompt"]), group.attempt)) is not None:
+                own = {"raw_prompt": messages, "agent_name": AGENT_NAME, "uid": reflection_uid(uid)}
+                rows.append({name: group.row[name] for name in columns if name not in own} | own)
+        if not rows:
+            return None
+        batch = list_of_dict_to_tensordict(rows)
+        tu.assign_non_tensor_data(batch, "global_steps", step)
+        return batch
 
 
 def transfer_metrics(transfers: list[Transfer]) -> dict[str, float]:

@@ -6,16 +6,22 @@ import json
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_module
+from reward_workers import (
+    EOS,
+    MAX_RESPONSE_LENGTH,
+    OWN,
+    agent_loop_row,
+    make_worker,
+    score,
+    write_tokenizer,
+)
 from tensordict import TensorDict
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from recipe.common.outcome import Reading
-from recipe.common.reward.manager import R3RewardManager, RewardConfig, check_grader, is_correct, length_bonus, question
+from recipe.common.reward.judge import question
+from recipe.common.reward.manager import R3RewardManager, RewardConfig, check_grader, is_correct, length_bonus
 from recipe.common.reward.math import pool as grader_pool
 from verl import DataProto
-from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
@@ -60,25 +66,9 @@ def test_bad_settings_are_refused_by_their_full_name(kwargs, message):
         RewardConfig.from_reward_kwargs(kwargs)
 
 
-EOS = 256
-MAX_RESPONSE_LENGTH = 64
-OWN = (
-    *("reward.reward_manager.source=importlib", "reward.reward_manager.name=R3RewardManager"),
-    "reward.reward_manager.module.path=pkg://recipe.common.reward.manager",
-)
-"""How a configuration names the recipe's manager."""
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """One token per byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_only = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
-    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_only.decoder = decoders.ByteLevel()
-    path = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(tokenizer_object=bytes_only, eos_token="<eos>", pad_token="<eos>").save_pretrained(path)
-    return path
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
@@ -91,28 +81,6 @@ def reward_worker(tokenizer):
     )
     assert isinstance(worker.reward_manager, R3RewardManager)
     return worker
-
-
-def make_worker(tokenizer, *overrides: str) -> RewardLoopWorker:
-    own = [f"actor_rollout_ref.model.path={tokenizer}", f"data.max_response_length={MAX_RESPONSE_LENGTH}"]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return RewardLoopWorker(compose("ppo_trainer", [*own, *overrides]))
-
-
-def agent_loop_row(worker, response: str, ground_truth, ended: bool = True) -> DataProto:
-    """What verl's AgentLoopWorker._compute_score sends for one response."""
-    ids = worker.input_tokenizer.encode(response, add_special_tokens=False) + [EOS] * ended
-    prompt, responses = torch.tensor([[1, 2, 3]]), torch.tensor([ids], dtype=torch.int64)
-    tokens = torch.cat([prompt, responses], dim=1)
-    fields = {"prompts": prompt, "responses": responses, "input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    kwargs = {"data_source": "math", "reward_model": {"ground_truth": ground_truth, "style": "rule"}}
-    non_tensor = {key: np.array([value]) for key, value in kwargs.items()} | {"response_len": np.array([len(ids)])}
-    return DataProto(batch=TensorDict(fields, batch_size=1), non_tensor_batch=non_tensor)
-
-
-def score(worker, *args, **kwargs) -> dict:
-    row = agent_loop_row(worker, *args, **kwargs)
-    return worker.reward_manager.loop.run_until_complete(worker.compute_score(row))
 
 
 def test_a_correct_response_earns_one_and_the_bonus(reward_worker):
@@ -166,7 +134,7 @@ def test_a_reward_function_scores_as_in_verls_own_manager_and_says_more(tokenize
         assert failed["reward_score"] == 0.0
         assert (failed["reward_extra_info"]["acc"], failed["reward_extra_info"]["reward_error"]) == (0.0, 1.0)
     finally:
-        r3.reward_manager.function.close()
+        r3.reward_manager.judges.close()
 
 
 def test_a_reward_function_means_the_same_under_each_manager(tokenizer, tmp_path):
@@ -214,7 +182,7 @@ def test_a_reward_function_means_the_same_under_each_manager(tokenizer, tmp_path
                 rewards.append(tag.score)
             assert len(grades) == 1 and rewards[2] < rewards[1] == rewards[0], response
     finally:
-        own.function.close()
+        own.judges.close()
 
 
 @pytest.mark.parametrize("ground_truth", ["0.5", 0.5, ["7", r"\frac12"], np.array([7, 0.5])])

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from r3_ext import cli
-from r3_ext.doctor import command, installation, machine, settings, storage
+from r3_ext.doctor import command, entry, installation, machine, settings, storage
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.doctor.network import check_network
 from r3_ext.settings.compose import choices, compose_config
@@ -53,10 +53,10 @@ class TestConfig:
         ("key", "value", "told"),
         [
             ("actor_rollout_ref.actor.policy_loss.loss_mode", "gsppo", "gsppo"),
-            ("reward.reward_manager.name", "naive", "add reward.reward_manager.source=register"),
-            ("reward.reward_manager", {"source": "register", "name": "nosuch"}, "Unknown reward manager: nosuch"),
+            ("reward.reward_manager.name", "naive", "naive is not in pkg://recipe.common.reward.manager"),
+            ("reward.reward_manager", {"source": "register", "name": "nosuch"}, "nobody has registered nosuch"),
             ("reward.reward_manager.source", "registre", "must be register or importlib, got 'registre'"),
-            ("reward.sandbox_fusion.url", "http://localhost", "source=register reward.reward_manager.name=naive"),
+            ("reward.sandbox_fusion.url", "http://localhost", "http://localhost would not be asked"),
         ],
     )
     def test_names_that_nobody_knows_and_what_nobody_asks(self, config, method, key, value, told):
@@ -69,7 +69,7 @@ class TestConfig:
         function = tmp_path / "mine.py"
         function.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): return 0.0\n")
         config.reward.reward_manager = {**config.reward.reward_manager, "source": "register", "name": "mine"}
-        assert "Unknown reward manager" in only(settings.check_config(config), FAIL).found
+        assert "nobody has registered mine" in only(settings.check_config(config), FAIL).found
         config.reward.custom_reward_function.path = str(function)
         assert levels(settings.check_config(config)) == [OK], "the file may register it"
         config.reward.custom_reward_function.path = None
@@ -150,9 +150,14 @@ class TestConfig:
 
     def test_lengths(self, config):
         config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 570
-        assert "576 tokens" in only(settings.check_config(config), FAIL).found
+        told = [finding.found for finding in settings.check_config(config)]
+        assert len(told) == 2 and all("576 tokens" in one for one in told), "of the update and of the log-probs"
         config.actor_rollout_ref.rollout.max_model_len = 570
-        assert len(settings.check_lengths(config)) == 2
+        assert levels(settings.check_config(config)) == [FAIL, FAIL, FAIL]
+        config.actor_rollout_ref.rollout.max_model_len = None
+        config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size = 2
+        told = [finding.found for finding in settings.check_config(config)]
+        assert not any("max_token_len_per_gpu" in one for one in told), "two GPUs share a row of 576 tokens"
 
 
 class TestReport:
@@ -231,16 +236,16 @@ class TestCommand:
         code = (
             "import sys\n"
             "sys.modules |= dict.fromkeys(('hydra', 'omegaconf', 'packaging', 'rich', 'ray', 'torch', 'verl'))\n"
-            "from r3_ext.doctor import command\n"
-            "command.installed_version = lambda name: None\n"
-            "sys.exit(command.main([]))\n"
+            "from r3_ext.doctor import entry\n"
+            "entry.installed_version = lambda name: None\n"
+            "sys.exit(entry.main([]))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (1, "") and "missing: packaging, hydra-core" in done.stdout
 
     def test_packages_missing_that_the_doctor_itself_needs(self, capsys, monkeypatch):
-        monkeypatch.setattr(command, "installed_version", lambda name: None)
-        assert command.main([]) == 1
+        monkeypatch.setattr(entry, "installed_version", lambda name: None)
+        assert entry.main([]) == 1
         assert "missing: packaging, hydra-core" in capsys.readouterr().out
 
     def test_command_line_is_dispatched_lazily(self):

@@ -121,7 +121,7 @@ class TestMachine:
     def test_memory(self, config, monkeypatch):
         monkeypatch.setattr(machine, "main_memory", lambda: (12 * GIB, 16 * GIB))
         assert levels(machine.check_memory(config)) == [OK]
-        monkeypatch.setattr(machine, "main_memory", lambda: (6 * GIB, 16 * GIB))
+        monkeypatch.setattr(machine, "main_memory", lambda: (3 * GIB, 16 * GIB))
         assert levels(machine.check_memory(config)) == [WARN]
 
     @pytest.mark.parametrize("free, level", [(8 * GIB, OK), (GIB // 2, WARN), (2**24, FAIL)])

@@ -18,6 +18,7 @@ from r3_ext.recipes import R3
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import base_overrides, choices, compose_config
 from recipe.common.trainer.baseline import BaselineMixin, BaselineTrainer
+from recipe.common.trainer.finite import FiniteMixin
 from recipe.common.trainer.measured import LedgerMixin, MeasuredMixin
 from recipe.common.trainer.stop import StoppableMixin
 from verl.trainer.ppo.v1 import get_trainer_cls
@@ -221,8 +222,8 @@ def test_every_replica_takes_its_rows_at_once_where_the_cache_lets_it(composed):
 def test_grpo_is_verls_own_trainer(composed):
     config = composed(DEFAULT, "grpo")
     assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("baseline", "grpo")
-    # Verl's own but for what it measures, how it ends when asked to, and the watch over its workers.
-    mixins = BaselineMixin, MeasuredMixin, StoppableMixin, LedgerMixin
+    # Verl's own but for what it measures, how it ends, and the watch over its workers and numbers.
+    mixins = BaselineMixin, MeasuredMixin, FiniteMixin, StoppableMixin, LedgerMixin
     assert BaselineTrainer.__mro__[1:] == (*mixins, *PPOTrainerSync.__mro__)
     own = [
         name for cls in (BaselineTrainer, BaselineMixin) for name in vars(cls) if not name.startswith(("__", "_abc"))

@@ -2,9 +2,11 @@
 
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -109,20 +111,22 @@ def test_only_unused_files_of_this_run_are_deleted(tmp_path):
 
 
 def test_the_folder_of_a_killed_supervisor_goes_with_the_next_run_and_that_of_a_living_one_stays(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    short = Path(tempfile.mkdtemp(dir="/tmp"))  # a longer one is not taken
+    monkeypatch.setenv("TMPDIR", str(short))
     log = tmp_path / "log"
     killed = run_supervised(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     [child] = pids_in(log, 1)
-    [abandoned] = tmp_path.glob("r3-*")
-    foreign = tmp_path / "r3-foreign"
+    [abandoned] = short.glob("r3-*")
+    foreign = short / "r3-foreign"
     foreign.mkdir()
-    supervise.remove_abandoned(tmp_path)
+    supervise.remove_abandoned(short)
     assert abandoned.exists(), "its supervisor lives"
     killed.kill()
     killed.wait()
     os.kill(child, signal.SIGKILL)
     assert run_supervised(tmp_path, "pass").wait(30) == 0
-    assert [path.name for path in tmp_path.glob("r3-*")] == [foreign.name]
+    assert [path.name for path in short.glob("r3-*")] == [foreign.name]
+    shutil.rmtree(short)
 
 
 def test_a_second_local_run_is_refused(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
     python -m tests.integration.crash --moments 30 --steps 40 --folder DIR       the long version
     python -m tests.integration.crash --sigterm --moments 10 --folder DIR        a preemptible cluster's warnings
+    python -m tests.integration.crash --guard --moments 10 --folder DIR          SIGKILL and SIGHUP to the command alone
     python -m tests.integration.crash --mode separate_async --moments 5 --folder DIR
     pytest tests/integration/test_crash.py                                       five moments
 
@@ -27,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from r3_ext.record.folder import STOPPED
+from r3_ext.record.folder import INTERRUPTED, STOPPED, read_starts
 from recipe.common.modes import MODES
 from recipe.common.trainer.resume import resume_step
 from recipe.r3.history.codec import COLUMNS, decode
@@ -38,16 +39,15 @@ from recipe.r3.history.file import check_tables, open_for_reading
 from .conftest import Run, assert_equal_weights, command, rows_override, skip_overrides
 from .in_flight import IN_FLIGHT, account, assert_all_accounted_for
 
-EVERYTHING, CTRL_C, SIGTERM = "everything", "Ctrl-C", "SIGTERM"
-SIGNALS = {CTRL_C: signal.SIGINT, SIGTERM: signal.SIGTERM}
+EVERYTHING, CTRL_C, SIGTERM, SIGHUP, GUARD = "everything", "Ctrl-C", "SIGTERM", "SIGHUP", "SIGKILL of the command"
+SIGNALS = {CTRL_C: signal.SIGINT, SIGTERM: signal.SIGTERM, SIGHUP: signal.SIGHUP, GUARD: signal.SIGKILL}
 VICTIMS = {
     "trainer": "ray::TaskRunner",
     "FSDP worker": "ray::WorkerDict",
     "vLLM server": "VLLM::EngineCore",
     "storage of the queue": "ray::SimpleStorageUnit",
     EVERYTHING: "",
-    CTRL_C: None,
-    SIGTERM: None,
+    **dict.fromkeys(SIGNALS),
 }
 MOMENTS = ("start-up", "rollout or training", "history write", "checkpoint")
 # Small bounds, so that samples are evicted, and reflection from the first failure on.
@@ -115,12 +115,17 @@ class Crash:
             self.overdue.append(victim)
             kill(process, "")
             code = process.wait()
-        if code == 0 and victim == SIGTERM:
-            return None  # it came in the last step, which ends the run anyway
+        if victim == GUARD:
+            begin, code = time.monotonic(), INTERRUPTED  # as the summary has it: the guard cannot say it any more
+            psutil.wait_procs(family, timeout=self.patience)
+            told += f", gone after {time.monotonic() - begin:.1f} s,"
+        if victim in SIGNALS and [line.get("exit_code") for line in read_starts(self.folder)[-1:]] == [0]:
+            return None  # it came in the last step, which ends the run anyway, or behind it
         assert code != 0, "a killed run must not end as if all were well"
         if victim == SIGTERM:
             assert code == STOPPED, f"exit code {code}"
-            assert resume_step(self._trainer()) == self.last_step() > 0, "the step that it was in is saved"
+            trainer = OmegaConf.load(self.folder / "config.yaml").trainer
+            assert resume_step(trainer) == self.last_step() > 0, "the step that it was in is saved"
         if victim != EVERYTHING:
             self.assert_nothing_is_left(code, family, before)
         wait_for_silence()
@@ -129,13 +134,11 @@ class Crash:
 
     def assert_nothing_is_left(self, code: int, family: list[psutil.Process], before: set[str]) -> None:
         """Of a run that ended by itself: neither process nor file, and its summary says how it ended."""
-        assert json.loads((self.folder / "summary.json").read_text())["exit_code"] == code
+        summary = self.folder / "summary.json"  # none before the first training
+        assert not summary.exists() or json.loads(summary.read_text())["exit_code"] == code
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
         assert traces() - before == set()
-
-    def _trainer(self) -> DictConfig:
-        return OmegaConf.load(self.folder / "config.yaml").trainer
 
     def finish(self) -> Run:
         process = self.start()
@@ -300,6 +303,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sigterm", action="store_true", help="SIGTERM only, and no other checkpoint than its own")
+    parser.add_argument("--guard", action="store_true", help="SIGKILL and SIGHUP in turn, to the command alone")
     parser.add_argument("--patience", type=float, default=150.0, help="seconds for a run to end by itself")
     parser.add_argument("--mode", choices=MODES[1:], help="trainer mode, with rollouts that are in flight at a kill")
     args = parser.parse_args()
@@ -329,6 +333,8 @@ def main() -> None:
     if args.sigterm:
         plan = [(SIGTERM, MOMENTS[1 + i % 2]) for i in range(args.moments)]
         overrides = [*overrides, f"trainer.save_freq={args.steps}"]
+    if args.guard:
+        plan = [((GUARD, SIGHUP)[i % 2], rng.choice(MOMENTS)) for i in range(args.moments)]
     victim = Crash(args.folder, "victim", cache, overrides, rng, args.patience)
     told = survive(victim, plan, say)
     final = victim.finish()

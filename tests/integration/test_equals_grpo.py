@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
 from recipe.common.queue import rows_of
 from recipe.common.reward.function import RewardFunction
-from recipe.common.reward.manager import question
+from recipe.common.reward.judge import question
 from verl.utils import tensordict_utils as tu
 
 from .conftest import GRADED, STEPS, VERLS_MANAGER, Run, assert_equal_weights, skip_overrides

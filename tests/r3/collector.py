@@ -8,7 +8,7 @@ import transfer_queue as tq
 
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import PLAIN, REFLECTION
+from recipe.common.rows import PLAIN, REFLECTION, reflection_uid
 from recipe.r3.config.r3_config import ReplayConfig
 from recipe.r3.history.store import History, Sample
 from recipe.r3.replay.draw import Replayer
@@ -55,6 +55,7 @@ def write_group(
     log_probs=True,
     length=2,
     uid="",
+    of="",
     status="finished",
     versions=None,
     wrong=0.0,
@@ -63,9 +64,9 @@ def write_group(
 
     Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
     failed: the reward function failed. turns: its first token is not the model's. wrong: score of wrong answers.
-    versions: the first and the last step whose weights wrote it.
+    versions: the first and the last step whose weights wrote it. of: uid of the plain group that was asked again.
     """
-    uid = uid + str(uuid.uuid4())
+    uid = reflection_uid(of) if of else uid + str(uuid.uuid4())
     mark = {"is_prompt": True, "status": "pending", "global_steps": step}
     tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
     for session, outcome in enumerate(outcomes):

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.config.verl_rules import LEGACY
+from recipe.common.config.reward_rules import LEGACY
 
 
 def part(config: DictConfig) -> DictConfig:

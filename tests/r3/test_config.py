@@ -128,7 +128,7 @@ def test_the_lines_printed_at_the_start_name_the_correction_and_what_is_off(with
     ],
 )
 def test_a_bad_value_is_refused_with_its_full_key_and_the_rule(with_settings, key, value, rule):
-    message = f"algorithm.r3.{key} must {rule}, got {value!r}"
+    message = f"algorithm.r3.{key} must {rule}, got {value!r}; leave out algorithm.r3.{key}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         load_r3_config(with_settings({f"algorithm.r3.{key}": value}))
 
@@ -162,7 +162,7 @@ def test_the_ends_of_a_range_are_accepted(with_settings, key, value):
 )
 def test_an_unknown_key_is_refused_with_the_known_ones(with_settings, key, cls):
     known = ", ".join(field.name for field in dataclasses.fields(cls) if field.name != "_target_")
-    message = f"algorithm.r3.{key} is not a setting; known settings: {known}"
+    message = f"algorithm.r3.{key} is not a setting; known settings: {known}; leave out algorithm.r3.{key}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         load_r3_config(with_settings({f"algorithm.r3.{key}": 1}))
 
@@ -224,14 +224,14 @@ def test_what_is_gone_can_be_told_without_importing_verl():
 
 
 @pytest.mark.slow
-def test_the_command_ends_with_one_line_about_a_bad_setting_before_ray_starts(tmp_path):
+def test_the_command_tells_a_bad_setting_before_ray_starts(tmp_path):
     command = [sys.executable, "-m", "recipe.r3.main_r3", "algorithm.r3.replay.k=0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     message = "algorithm.r3.replay.k must be at least 1 (replay.enable=False turns replay off), got 0"
     output = run.stdout + run.stderr
     assert run.returncode == 2, output
-    assert output.count(message) == 1 and f"error: {message}\n" in run.stderr
+    assert output.count(message) == 1 and f"- {message}; leave out algorithm.r3.replay.k\n" in run.stderr
     assert "Traceback" not in output and "Started a local Ray instance" not in output
 
 

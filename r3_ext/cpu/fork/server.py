@@ -41,6 +41,7 @@ from r3_ext.cpu.fork.environment import (
 )
 from r3_ext.cpu.fork.program import become, to_the_end
 from r3_ext.cpu.fork.protocol import Request, receive, tell
+from r3_ext.host import guard
 
 CLIENT = Path(__file__).with_name("client.py")
 SOCKET, EXECUTABLE, LOG = "socket", "python", "forkserver.log"
@@ -130,6 +131,7 @@ class ForkServer:
         """before: the environment in which the libraries were loaded; some of them changed it."""
         # Ctrl-C at the terminal is for the run, which ends its processes in order.
         os.setsid()
+        guard.forget()
         _redirect_output(log)
         self.listener, self.before = listener, before
         self.changed = {name: value for name, value in os.environ.items() if before.get(name) != value}

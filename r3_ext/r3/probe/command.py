@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from r3_ext.data.check import may_be_any_truth
-from r3_ext.doctor.settings import check_reward, check_values
+from r3_ext.doctor.settings import check_values
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate import command as evaluation
 from r3_ext.evaluate.score import grade_folder
@@ -33,6 +33,8 @@ from r3_ext.settings.choose import default_profile
 from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
 from r3_ext.settings.prepare import EMBEDDED, MODEL, TRAIN, model_and_data
 from r3_ext.tiny.world import parse as parse_world
+from recipe.common.checks import refuse
+from recipe.common.config.reward_rules import can_be_asked, reward_manager
 
 if TYPE_CHECKING:
     from recipe.r3.config.r3_config import R3Config
@@ -145,7 +147,8 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
     from r3_ext.r3.probe.judge import asking
 
     r3 = checked(config)
-    check_reward(as_asked(config))
+    asked = as_asked(config)
+    refuse([*reward_manager(asked), *can_be_asked(asked, registers_elsewhere=True)])
     model, source = subject(args, say)
     began = time.monotonic()  # a tiny model that had to be built is no part of what a probe costs
     chat = ask.Chat(model, bool(settings.get("trust_remote_code")), *template_of(config))

@@ -1,7 +1,6 @@
-"""What the reward of the training says of the answers of a probe: the recipe's grader, or a function of the user's."""
+"""What the reward of the training says of the answers of a probe (recipe/common/reward/judge.py)."""
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,12 +8,12 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig
 
 from r3_ext.evaluate import EvaluationError
-from recipe.common.outcome import correct_from
+from r3_ext.host.hardware import core_count
+from recipe.common.reward import judge as judging
 from recipe.common.reward.function import Verdict
-from recipe.common.reward.manager import RewardConfig, make_function, question, references
-from recipe.common.reward.math.pool import grade
+from recipe.common.reward.manager import RewardConfig
 
-GRADER = "the grader"
+NAMES = {judging.GRADER: "the grader", judging.VERL: "verl's reward"}
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,7 @@ class Judge:
     """Verdicts by problem and text; each pair is asked once."""
 
     name: str
-    ask: Callable[[dict, str], Verdict]
-    """Of a row and a text."""
-    correct_from: float
+    judges: judging.Judges
     rows: list[dict]
     """In verl's format, by the index of their problem."""
     threads: ThreadPoolExecutor
@@ -38,18 +35,22 @@ class Judge:
         """
         answers = list(answers)
         fresh = [answer for answer in dict.fromkeys(answers) if answer not in self.asked]
-        given = self.threads.map(lambda answer: self.ask(self.rows[answer[0]], answer[1]), fresh)
+        given = self.threads.map(lambda answer: self.ask(*answer), fresh)
         self.asked.update(zip(fresh, given, strict=True))
         found = [self.asked[answer] for answer in answers]
         if found and all(verdict.error for verdict in found):
             raise EvaluationError(f"{self.name} gave a score for no answer; for the first it {found[0].error}")
         return found
 
+    def ask(self, index: int, text: str) -> Verdict:
+        # A question and an answer, as verl counts the turns of what R^3 trains on.
+        return self.judges({**self.rows[index], "__num_turns__": 2}, text)
+
     def is_correct(self, verdict: Verdict) -> bool:
-        return verdict.is_correct(self.correct_from)
+        return self.judges.is_correct(verdict)
 
     def __call__(self, rows: list[dict], references: list[str]) -> list[tuple[None, bool | None]]:
-        """As `score.Grader`, for `score.grade_folder`."""
+        """As `judging.Grader`, for `score.grade_folder`."""
         found = self.verdicts((row["index"], row["response"]) for row in rows)
         return [(None, None if verdict.error else self.is_correct(verdict)) for verdict in found]
 
@@ -61,30 +62,23 @@ class Judge:
 
 @contextmanager
 def asking(config: DictConfig, rows: list[dict]) -> Iterator[Judge]:
-    """The reward function that the config names, in processes of its own, or else the grader.
+    """Whoever judges the rows in a training with this config, in processes of its own.
 
     Raises:
-        ValueError: the grader is to read a ground truth that is no answer.
+        ValueError: the grader is to read a ground truth that is no answer; verl's reward cannot judge here.
     """
-    workers = os.cpu_count() or 1
+    workers = core_count()
     timeout_s = RewardConfig.from_reward_kwargs(config.reward.get("reward_kwargs")).grader_timeout_s
-    function, named = make_function(config, timeout_s, workers), config.reward.get("custom_reward_function")
-
-    def ask_function(row: dict, text: str) -> Verdict:
-        # A question and an answer, as verl counts the turns of what R^3 trains on.
-        return function(*question({**row, "__num_turns__": 2}, text))
-
-    def ask_grader(row: dict, text: str) -> Verdict:
-        verdict = grade(text, references(row), timeout_s, workers)
-        return Verdict(float(verdict is True), error=None if verdict is not None else "came to no verdict in time")
-
-    with ThreadPoolExecutor(workers) as threads:
-        if function is None:
-            for row in rows:
-                references(row)
-            yield Judge(GRADER, ask_grader, 1.0, rows, threads)
-            return
-        try:
-            yield Judge(f"{named.path}:{named.name}", ask_function, correct_from(config), rows, threads)
-        finally:
-            function.close()
+    asked = [judging.judge_of(row, config) for row in rows]
+    for fault in judging.source_faults(rows, config):
+        raise ValueError(fault)
+    for row, judge in zip(rows, asked, strict=True):
+        if judge == judging.GRADER:
+            judging.references(row)
+    judges = judging.Judges(config, timeout_s, workers)
+    name = judging.own_function(config) or " and ".join(NAMES[judge] for judge in sorted({*asked}))
+    try:
+        with ThreadPoolExecutor(workers) as threads:
+            yield Judge(name, judges, rows, threads)
+    finally:
+        judges.close()

@@ -9,7 +9,7 @@ from statistics import mean
 from r3_ext.r3.rehearse.predict import Seconds
 from r3_ext.r3.rehearse.steps import FIRST, GRPO, LATER, PHASES, WARM_UP, WORST
 from r3_ext.record import memory
-from r3_ext.record.summary import read_metrics
+from r3_ext.record.summary import read_metrics, read_rows
 from recipe.common.rows import TrainedUid
 
 START, END, ROLLOUT, UPDATE = "start", "end", "rollout", "update"
@@ -30,7 +30,7 @@ class Phase:
 
 def phases_of(folder: Path, ended: float) -> list[Phase]:
     """The phases in their order; the last one ends with the command, at `ended`."""
-    lines = read_metrics(folder / PHASES)
+    lines = read_rows(folder / PHASES)
     ends = [*(line["t"] for line in lines[1:]), ended][: len(lines)]
     return [
         Phase(line["phase"], line["step"], line["kind"], line["t"], end) for line, end in zip(lines, ends, strict=True)

@@ -57,13 +57,13 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
     start.folder.mkdir(parents=True, exist_ok=True)
     repeat = own.repeat or (3 if is_cpu(config) else 1)
     kinds = steps.kinds_of(repeat)
-    with held(start.folder):
+    with held(start.folder) as lock:
         say(f"{len(kinds)} steps: {', '.join(kinds)}")
         problems = prepare(config, r3, start.folder, repeat)
         overrides = [*overrides, *rehearsal_overrides(config, start.folder, places, kinds)]
         rehearsed = compose_config(overrides)
         command = command_of(start, overrides, rehearsed, python, ENTRY)
-        code, _ = run(start, -1, rehearsed, command, console, CLOSE_S)
+        code, _ = run(start, -1, rehearsed, command, console, lock, CLOSE_S)
         if code in (130, STOPPED):
             return code
         measured = Measured.read(start.folder, began, time.time())

@@ -14,8 +14,8 @@
 """A user's own reward function (`reward.custom_reward_function`), in processes of its own.
 
 verl's interface: `compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs)` returns a
-number or a truth value, or a dict with `score` and perhaps `acc`; its other keys are not used. An answer is correct
-when `acc` says so, else when its score is at least `reward.reward_kwargs.correct_from`.
+number or a truth value, or a dict with `score` and perhaps `acc` and `pred`; its other keys are not used. An answer is
+correct when `acc` says so, else when its score is at least `reward.reward_kwargs.correct_from`.
 
 The function is the user's, the text is a model's: it runs with the grader's killing deadline and memory limit, and what
 it returns is checked. One that hangs, raises, or returns NaN, a text or more than 1e18 leaves a wrong answer with
@@ -38,7 +38,7 @@ from numbers import Number
 
 import numpy as np  # rows of a data set may hold its arrays too: it is loaded before memory is limited
 
-from recipe.common.process_pool import Pool, Worker, questions
+from recipe.common.process_pool import FIRST_CALL_S, FirstCalls, Pool, Worker, questions
 
 KEY = "reward.custom_reward_function"
 PKG, FILE = "pkg://", "file://"
@@ -56,6 +56,8 @@ class Verdict:
     score: float
     acc: bool | None = None
     """Whether the answer is correct, where the function says it itself."""
+    pred: str | None = None
+    """What the function took for the answer, where it says so: verl's validation counts votes by it (`maj@`)."""
     error: str | None = None
     """Why there is no score of the function's; then `score` is 0."""
 
@@ -141,7 +143,8 @@ def judged(result: object) -> Verdict:
         return Verdict(0.0, error=f"returned the score {score}")
     if acc is not None and not (isinstance(acc, Number | np.bool_) and acc in (0, 1)):
         return Verdict(0.0, error=f"returned acc={_short(acc)}, neither true nor false")
-    return Verdict(score, None if acc is None else bool(acc))
+    pred = result.get("pred") if isinstance(result, dict) else None
+    return Verdict(score, None if acc is None else bool(acc), pred if isinstance(pred, str) else None)
 
 
 def _short(value: object) -> str:
@@ -168,13 +171,13 @@ class RewardFunction:
     Args:
         path, name: of the function.
         kwargs: `reward.custom_reward_function.reward_kwargs`, further keyword arguments.
-        timeout_s: seconds for one answer.
+        timeout_s: seconds for one answer; the first of a fresh process may take FIRST_CALL_S more.
         workers: number of processes.
     """
 
     def __init__(self, path: str, name: str, kwargs: dict, timeout_s: float, workers: int):
-        arguments = path, name, packed(kwargs)
-        self._pool = Pool(lambda: Worker(__name__, arguments, f"Look at reward.custom_reward_function.path={path}"))
+        arguments, first_calls = (path, name, packed(kwargs)), FirstCalls()
+        self._pool = Pool(lambda: Worker(__name__, arguments, f"Look at {path}, which holds {name}", first_calls))
         self._pool.grow(workers)
         self.timeout_s = timeout_s
 
@@ -182,7 +185,8 @@ class RewardFunction:
         """Works in any thread."""
         answer = self._pool.ask((data_source, solution, ground_truth, extra_info), self.timeout_s)
         if answer is None:
-            return Verdict(0.0, error=f"did not return within {self.timeout_s:g} s, or ended its process")
+            deadline = f"{self.timeout_s:g} s (a process's first answer: up to {FIRST_CALL_S:g} s more)"
+            return Verdict(0.0, error=f"did not return within {deadline}, or ended its process")
         return Verdict(**json.loads(answer))
 
     def close(self) -> None:

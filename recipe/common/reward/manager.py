@@ -11,39 +11,43 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Reward of a response: R = 1[answer correct] * (1 + r_len), r_len = max(0, 1 - l / L_max), l = response tokens.
+"""Reward of a response: R = s (1 + r_len) for a correct answer, s for another; r_len = max(0, 1 - l / L_max), l =
+response tokens.
 
-A correct answer after 8192 tokens earns 1.75 with L_max = 32768; a wrong one earns 0, whatever its length. Validation
-is rewarded in the same way: read `acc` there. What counts as an answer is in `answer_text.py`, what equals what in
-`grader.py`.
-
-With a reward function of the user's own (custom_reward.py) its score s takes the place of 1[answer correct]: a correct
-answer earns s (1 + r_len), another s.
+The score s is that of who judges the row (judge.py). The grader says 1 or 0: a correct answer after 8192 tokens earns
+1.75 with L_max = 32768. Validation is rewarded in the same way: read `acc` there.
 """
 
 import asyncio
 import dataclasses
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from recipe.common.checks import is_count, is_number, require
 from recipe.common.outcome import CORRECT_FROM
-from recipe.common.reward.function import RewardFunction
+from recipe.common.reward import thinking
+from recipe.common.reward.function import Verdict
+from recipe.common.reward.judge import FUNCTION, GRADER, TIMEOUT_S, VERL, Judges, judge_of, own_function
 from recipe.common.reward.math.pool import START_TIMEOUT_S, grade
-from recipe.common.reward.truths import accepted_answers
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
+BOXLESS = 64
+"""So many first answers of a data source without a box are told: the grader reads nothing else."""
+
 TOLD = 20
 """Most different failures of a reward function that one worker writes to the log; all are counted."""
+
+WHO = {FUNCTION: "the reward function", VERL: "verl's reward of data_source={}"}
+"""Whose failures are told one by one."""
 
 
 def is_correct(response: str, ground_truth: str, timeout_s: float = 5.0) -> bool:
@@ -78,7 +82,7 @@ class RewardConfig:
     correct_from: float = CORRECT_FROM
     """Score from which an answer is correct, where the reward function does not say so itself (`acc`)."""
 
-    grader_timeout_s: float = 5.0
+    grader_timeout_s: float = TIMEOUT_S
     """Seconds after which an answer is wrong because the grader, or a reward function, has not decided."""
 
     grader_workers: int = 2
@@ -115,7 +119,7 @@ def length_bonus(num_tokens: int, max_tokens: int) -> float:
 
 
 class R3RewardManager(RewardManagerBase):
-    """Correctness by math-verify, or the score of a reward function, times one plus the length bonus."""
+    """The score of who judges a row, for a correct answer times one plus the length bonus."""
 
     tokenizer: Any
     """verl says AutoTokenizer, which only makes tokenizers."""
@@ -124,44 +128,67 @@ class R3RewardManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         self.reward_config = RewardConfig.from_reward_kwargs(config.reward.get("reward_kwargs"))
         self.max_response_length = config.data.max_response_length
-        limits = self.reward_config.grader_timeout_s, self.reward_config.grader_workers
-        self.function = make_function(config, *limits)
-        if self.function is None:
-            check_grader(self.reward_config.grader_workers)
-        else:
-            self._told: set[str] = set()
-            self.correct_from = self.reward_config.correct_from
+        workers = self.reward_config.grader_workers
+        self.thinking_end = thinking.dropped_end(tokenizer)
+        self.judges = Judges(config, self.reward_config.grader_timeout_s, workers)
+        self.correct_from = self.reward_config.correct_from
+        self._told: set[str] = set()
+        self._boxless: Counter[str] = Counter()
+        if own_function(config) is None:
+            check_grader(workers)
 
     async def run_single(self, data: DataProto) -> dict:
         item = data[-1]  # of several outputs of one trajectory, the last one is the answer
         tokens = _response_tokens(item)
-        score, correct, failed = await asyncio.to_thread(self._judge, item, tokens)
+        judge, verdict = await asyncio.to_thread(self._judge, item, tokens)
+        correct = verdict.is_correct(self.correct_from)
         with_bonus = correct and self.reward_config.length_bonus
         bonus = length_bonus(len(tokens), self.reward_config.length_bonus_max_tokens) if with_bonus else 0.0
         return {
-            "reward_score": score * (1.0 + bonus),
+            "reward_score": verdict.score * (1.0 + bonus),
             "reward_extra_info": {
                 "acc": float(correct),
                 "length_bonus": bonus,
                 "truncated": float(self._is_truncated(tokens)),
                 "response_length": len(tokens),
-                "reward_error": float(failed),
-                **({} if self.function is None else {"score": score}),
+                "reward_error": float(verdict.error is not None),
+                **({} if judge == GRADER else {"score": verdict.score}),
+                # verl's validation takes votes where there is one.
+                **({} if verdict.pred is None else {"pred": verdict.pred}),
             },
         }
 
-    def _judge(self, item, tokens: torch.Tensor) -> tuple[float, bool, bool]:
-        """Score without the bonus, whether the answer is correct, and whether there was no verdict."""
-        response = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        if self.function is not None:
-            verdict = self.function(*question(item.non_tensor_batch, response))
-            if verdict.error is not None and len(self._told) < TOLD and verdict.error not in self._told:
-                self._told.add(verdict.error)
-                logger.warning(f"the reward function {verdict.error}: the answer counts as wrong")
-            return verdict.score, verdict.is_correct(self.correct_from), verdict.error is not None
-        limits = self.reward_config.grader_timeout_s, self.reward_config.grader_workers
-        verdict = grade(response, references(item.non_tensor_batch), *limits)
-        return float(verdict is True), verdict is True, verdict is None
+    def _judge(self, item, tokens: torch.Tensor) -> tuple[str, Verdict]:
+        """Who judged, and the verdict."""
+        row = item.non_tensor_batch
+        judge = judge_of(row, self.config)
+        # The others read what they read under main_ppo.
+        end = self.thinking_end if judge == GRADER else None
+        response = thinking.decode(self.tokenizer, tokens.tolist(), end)
+        verdict = self.judges(row, response)
+        if verdict.error is not None and judge in WHO:
+            who = WHO[judge].format(row.get("data_source"))
+            self._tell(f"{who} {verdict.error}: the answer counts as wrong")
+        if judge == GRADER:
+            self._look_for_box(str(row.get("data_source")), response)
+        return judge, verdict
+
+    def _look_for_box(self, source: str, response: str) -> None:
+        """Tells of a data source that asks for another form of answer: all its rewards would be 0, and nobody knew."""
+        seen = self._boxless[source]
+        if 0 <= seen < BOXLESS:
+            self._boxless[source] = -1 if r"\boxed" in response else seen + 1
+        if self._boxless[source] == BOXLESS > seen:
+            self._tell(
+                f"data_source={source}: none of the first {BOXLESS} answers has a \\boxed{{}}, and the grader, which "
+                "judges them as verl has no reward for that, reads nothing else: ask for the box in the prompts, or "
+                "name a function that reads these answers with reward.custom_reward_function.path"
+            )
+
+    def _tell(self, failure: str) -> None:
+        if len(self._told) < TOLD and failure not in self._told:
+            self._told.add(failure)
+            logger.warning(failure)
 
     def _is_truncated(self, tokens: torch.Tensor) -> bool:
         # vLLM keeps the end token in the response, and verl reports "completed" for a stop and for the length limit
@@ -179,39 +206,3 @@ def _response_tokens(item) -> torch.Tensor:
     if length is None:
         length = item.batch["attention_mask"][-len(responses) :].sum()
     return responses[: int(length)]
-
-
-def make_function(config, timeout_s: float, workers: int) -> RewardFunction | None:
-    """The user's reward function, None where the config names none."""
-    named = config.reward.get("custom_reward_function") or {}
-    if not named.get("path"):
-        return None
-    return RewardFunction(named["path"], named["name"], function_kwargs(named), timeout_s, workers)
-
-
-def function_kwargs(named: Mapping) -> dict:
-    """`reward_kwargs` of reward.custom_reward_function as plain values. Raises ValueError where it is no group."""
-    kwargs = named.get("reward_kwargs", {})
-    kwargs = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
-    if not isinstance(kwargs, dict):
-        raise ValueError(f"reward.custom_reward_function.reward_kwargs must be a group of settings, got {kwargs!r}")
-    return kwargs
-
-
-def question(row: Mapping, response: str) -> tuple:
-    """What verl's interface asks a reward function of a row's response, as plain values; as `naive` does, `extra_info`
-    tells `num_turns` and `rollout_reward_scores`."""
-    truth, turns = (row.get("reward_model") or {}).get("ground_truth"), row.get("__num_turns__")
-    # NumPy's integers are no JSON, and who asks a judge sends some.
-    added = {"num_turns": None if turns is None else int(turns), "rollout_reward_scores": row.get("reward_scores", {})}
-    return str(row.get("data_source")), response, truth, {**(row.get("extra_info") or {}), **added}
-
-
-def references(row: Mapping) -> list[str]:
-    """The accepted answers of a row. Raises ValueError where there are none."""
-    reward_model = row.get("reward_model")
-    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    try:
-        return accepted_answers(truth)
-    except ValueError as error:
-        raise ValueError(f"reward_model.ground_truth {error}: check the reward_model column of the dataset") from None

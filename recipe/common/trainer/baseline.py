@@ -18,6 +18,7 @@
 
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from recipe.common.trainer import engine, grpo_live  # noqa: F401  register themselves
+from recipe.common.trainer.finite import WatchedDetachActorWorker
 from recipe.common.trainer.measured import LedgerMixin, MeasuredMixin
 from recipe.common.trainer.watchdog import WorkerWatch
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -46,4 +47,4 @@ class BaselineColocateAsync(BaselineMixin, PPOTrainerColocateAsync):
 
 @register_trainer(trainer_name("baseline", SEPARATE_ASYNC))
 class BaselineSeparateAsync(BaselineMixin, PPOTrainerSeparateAsync):
-    MODE = SEPARATE_ASYNC
+    MODE, WORKER = SEPARATE_ASYNC, WatchedDetachActorWorker

@@ -18,7 +18,9 @@ generated for training (`generated/tokens`, once its group is done with), those 
 away included. A run that is asked to end saves first (stop.py).
 """
 
+import logging
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -26,23 +28,33 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.common import queue
+from recipe.common.checks import Broken, refuse
 from recipe.common.metrics import group_ledger, series_metrics
 from recipe.common.modes import SYNC
 from recipe.common.outcome import NO_SCORE, Reading, check_judged
 from recipe.common.queue import KVBatchMeta
+from recipe.common.reward.judge import source_faults, verls_faults
 from recipe.common.rows import is_reflection, uid_of, versions_of
+from recipe.common.trainer.checkpoints import keep, sign, told_foreign
 from recipe.common.trainer.discarded import count_discarded
+from recipe.common.trainer.finite import FiniteMixin
 from recipe.common.trainer.stop import StoppableMixin
-from recipe.common.validation import validation_metrics
+from recipe.common.trainer.val_problems import RememberingLoader
+from recipe.common.validation import by_problem, validation_metrics
 from recipe.common.verl_hooks import TRAINER_HOOKS, Hooks, check_hooks
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+logger = logging.getLogger(__name__)
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+JUDGED_BY = ("data_source", "extra_info", "ability")
+"""Columns that tell who judges a row."""
 
 MEASURED = ("length_bonus", "truncated", "response_length", "reward_error")
 """What the recipe's reward manager tells of an answer besides its scores. `val/` has figures of it, but for the bonus:
 that is the reward less the score."""
 
 
-class MeasuredMixin(StoppableMixin):
+class MeasuredMixin(FiniteMixin, StoppableMixin):
     """Measurements on a trainer of verl's; the training itself is untouched."""
 
     MODE = SYNC
@@ -52,6 +64,9 @@ class MeasuredMixin(StoppableMixin):
 
     def __init__(self, config: DictConfig):
         check_hooks({**TRAINER_HOOKS, **self.HOOKS})
+        if told := told_foreign(config.trainer):
+            logger.warning(told)
+        self._name = config.trainer.v1.trainer_mode
         # The registered name chose this class. verl finds the settings of its own mode under verl's name.
         config.trainer.v1.trainer_mode = self.MODE
         super().__init__(config)
@@ -60,6 +75,12 @@ class MeasuredMixin(StoppableMixin):
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = buffer.sampler_kwargs.get("poll_interval", buffer.poll_interval)
         return count_discarded(buffer)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
+            refuse(Broken(f"data.{key}: {fault}") for fault in source_faults(rows_to_judge(dataset), self.config))
+        self.val_dataloader = RememberingLoader(self.val_dataloader)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -73,9 +94,14 @@ class MeasuredMixin(StoppableMixin):
         self._restored_tq_prompt_count = sum(not is_reflection(uid) for uid in prompts)
 
     def _save_checkpoint(self) -> None:
+        folder, step = Path(self.config.trainer.default_local_dir), self.global_steps
+        if self._may_save():
+            sign(folder / f"global_step_{step}", self._name)  # first: a crash may come at any time
         super()._save_checkpoint()
+        if self._may_save():
+            keep(self.config.trainer, step)
         # Of a checkpoint that it no longer keeps, verl deletes the weights only.
-        for saved in Path(self.config.trainer.default_local_dir).glob("global_step_*/transfer_queue"):
+        for saved in folder.glob("global_step_*/transfer_queue"):
             if not (saved.parent / "actor").is_dir():
                 shutil.rmtree(saved)
 
@@ -111,8 +137,10 @@ class MeasuredMixin(StoppableMixin):
             truncated.append(bool(info["truncated"]) if "truncated" in info else unknown)
             # The recipe's manager counts tokens; what others mean by that name is theirs.
             lengths.append(info.get("response_length", unknown) if "length_bonus" in info else unknown)
-        rows = data_sources, sample_uids, correct, truncated, lengths
-        return metrics | validation_metrics(*rows, expected=expected_acc_counts)
+        asked = [uid for _, uid in expected_acc_counts or ()]
+        problem = self.val_dataloader.by_uid(asked)
+        rows = data_sources, [problem[uid] for uid in sample_uids], correct, truncated, lengths
+        return metrics | validation_metrics(*rows, expected=by_problem(expected_acc_counts or {}, problem))
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
@@ -145,6 +173,14 @@ class LedgerMixin:
         check_judged(found, self.global_steps)
         tags = [tag | own.to_tag() for tag, own in zip(kept.tags, found, strict=True)]
         return KVBatchMeta(partition_id=batch.partition_id, keys=kept.keys, tags=tags)
+
+
+def rows_to_judge(dataset) -> list[dict]:
+    """What tells of each row of a dataset who judges it; nothing where no data source in it could be at fault."""
+    table = getattr(dataset, "dataframe", None)  # a class of the user's may keep its rows elsewhere
+    if table is None or not any([*verls_faults(str(source), 0.0)] for source in table.unique("data_source")):
+        return []
+    return table.select_columns([name for name in JUDGED_BY if name in table.column_names]).to_list()
 
 
 def reported(columns: dict[str, list]) -> list[dict]:

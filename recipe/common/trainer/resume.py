@@ -31,10 +31,10 @@ def resume_step(trainer: DictConfig) -> int:
     Raises:
         ValueError: a checkpoint that is named and not there, or a tracker file without any complete checkpoint.
     """
-    tracker = Path(trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
+    tracker = _tracker(trainer)
     if trainer.resume_mode == "disable":
         return -1
-    parts = ASYNC_PARTS if is_async(OmegaConf.select(trainer, "v1.trainer_mode") or "") else PARTS
+    parts = _parts(trainer)
     if trainer.resume_mode == "resume_path":
         named = Path(str(trainer.resume_from_path))
         if not _is_complete(named, parts):
@@ -45,7 +45,7 @@ def resume_step(trainer: DictConfig) -> int:
         step = _step_of(named)
     else:
         text = tracker.read_text(errors="replace").strip() if tracker.exists() else ""
-        complete = [_step_of(path) for path in tracker.parent.glob("global_step_*") if _is_complete(path, parts)]
+        complete = saved_steps(tracker.parent, parts)
         if text.isdecimal() and int(text) in complete:
             return int(text)
         if not complete and not tracker.exists():
@@ -57,10 +57,37 @@ def resume_step(trainer: DictConfig) -> int:
         step = max(complete)
     if (tracker.parent / f"global_step_{step}").is_dir():
         # Training will overwrite the later checkpoints: a crash while it does must not resume from one of them.
-        partial = tracker.with_suffix(".partial")
-        partial.write_text(str(step))
-        partial.replace(tracker)
+        _point_to(tracker, step)
     return step
+
+
+def go_back_to(trainer: DictConfig, step: int) -> Path | None:
+    """The newest complete checkpoint up to that step, from which the next start goes on; None where there is none."""
+    tracker = _tracker(trainer)
+    steps = [saved for saved in saved_steps(tracker.parent, _parts(trainer)) if saved <= step]
+    if not steps:
+        return None
+    _point_to(tracker, steps[-1])
+    return tracker.parent / f"global_step_{steps[-1]}"
+
+
+def saved_steps(folder: Path, parts: tuple[str, ...]) -> list[int]:
+    """Steps of the checkpoints that have these parts, in order."""
+    return sorted(_step_of(path) for path in folder.glob("global_step_*") if _is_complete(path, parts))
+
+
+def _tracker(trainer: DictConfig) -> Path:
+    return Path(trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
+
+
+def _parts(trainer: DictConfig) -> tuple[str, ...]:
+    return ASYNC_PARTS if is_async(OmegaConf.select(trainer, "v1.trainer_mode") or "") else PARTS
+
+
+def _point_to(tracker: Path, step: int) -> None:
+    partial = tracker.with_suffix(".partial")
+    partial.write_text(str(step))
+    partial.replace(tracker)
 
 
 def _step_of(checkpoint: Path) -> int:

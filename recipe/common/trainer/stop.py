@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A run asked to end, by a scheduler that wants its machines back: it saves after the step and ends.
+"""The last step of a run: the first of its limits, or when a scheduler asks it to end; it is saved and validated.
 
 The request is a file `stop` beside the checkpoints: `touch DEFAULT_LOCAL_DIR/stop`. The trainer deletes
 it when it has done so, and the same command goes on from the checkpoint.
@@ -41,8 +41,26 @@ def stop_file(trainer: DictConfig) -> Path:
     return Path(trainer.default_local_dir) / "stop"
 
 
+def last_step(trainer: DictConfig, steps_per_epoch: int) -> int:
+    """The last step that will come: epochs end a run too where `total_training_steps` is larger.
+
+    Two steps an epoch: 1 epoch and 5 steps end after step 2, 3 epochs and 5 steps after step 5.
+    """
+    by_epochs = steps_per_epoch * trainer.total_epochs
+    return min(by_epochs, trainer.total_training_steps or by_epochs)
+
+
 class StoppableMixin:
     """Ends a trainer after the step in which it is asked to, with a checkpoint of that step."""
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        # verl saves and validates its last step by this number, and ends before it where there are fewer epochs.
+        last = last_step(self.config.trainer, self.steps_per_epoch)
+        if last < self.total_training_steps:
+            epochs = self.config.trainer.total_epochs
+            logger.info(f"the last step is {last}: trainer.total_epochs={epochs} comes before total_training_steps")
+            self.total_training_steps = last
 
     def on_train_begin(self) -> None:
         super().on_train_begin()

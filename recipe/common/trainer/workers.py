@@ -27,11 +27,12 @@ from tensordict import TensorDict
 from recipe.common.queue import column
 from recipe.common.rows import TrainedUid
 from recipe.common.trainer import engine  # noqa: F401  registers itself
+from recipe.common.trainer.finite import WatchedTrainingWorker
 from recipe.common.trainer.safe_loading import without_unpickling
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker
 
 ROWS_FOLDER, OPTIMIZER_STEPS = "rows_folder", "optimizer_steps"
 """What the trainer may tell the worker with a batch: where to write rows down, and how many optimizer steps to take."""
@@ -56,7 +57,7 @@ def split_groups(steps: list[list[str]]) -> int:
     return sum(len(steps_of[group]) > 1 for group in rescued)
 
 
-class CountingTrainingWorker(TrainingWorker):
+class CountingTrainingWorker(WatchedTrainingWorker):
     """verl's training worker, which takes a number of optimizer steps and keeps count of the rows of each."""
 
     def train_mini_batch(self, data: TensorDict) -> TensorDict:

@@ -19,12 +19,24 @@ choice, and its docs give the reason.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.checks import build, is_count, is_number, is_pattern, leaves, raise_first, require
+from recipe.common.checks import (
+    Broken,
+    build,
+    faults,
+    is_count,
+    is_number,
+    is_pattern,
+    leaves,
+    refuse,
+    require,
+    setting,
+)
 from recipe.r3.config import gone
 from verl.base_config import BaseConfig
 
@@ -34,6 +46,8 @@ KEY = "algorithm.r3"
 def _require(ok: bool, key: str, rule: str, value: Any) -> None:
     require(ok, f"{KEY}.{key}", rule, value)
 
+
+WHEN = "next_visit", "next_step", "at_once"
 
 ATTEMPT_WORDS = (
     r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above) attempt\b"
@@ -115,6 +129,9 @@ class ReplayConfig(BaseConfig):
 class ReflectionConfig(BaseConfig):
     enable: bool = True
     """Reflection (the paper's ISR): hard queries are asked again with a stored wrong attempt in the prompt."""
+    when: str = "next_visit"
+    """[U] When an all-wrong group is asked again: at the `next_visit` of its query (the paper's), in the `next_step`
+    or `at_once`. Hard queries that the history knows are asked with their batch in all three."""
     threshold: float = 0.25
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4
@@ -151,6 +168,7 @@ class ReflectionConfig(BaseConfig):
         _require(ok, "reflection.max_fraction", "be in (0, 1]", self.max_fraction)
         ok = self.rounds is None or is_count(self.rounds, 1)
         _require(ok, "reflection.rounds", "be at least 1 or null", self.rounds)
+        _require(self.when in WHEN, "reflection.when", f"be one of {WHEN}", self.when)
         for name in ("template", "template_cut_off"):
             template = getattr(self, name)
             for part in ("{question}", "{attempt}"):
@@ -225,15 +243,28 @@ def reflection_prompts(config: DictConfig) -> int:
     return r3.reflection.cap(config.data.train_batch_size) if r3.reflection.enable else 0
 
 
+def faults_of(config: DictConfig) -> Iterator[Broken]:
+    """What is wrong with each setting of `config.algorithm.r3`: gone, unknown, or out of range."""
+    node = OmegaConf.select(config, KEY)
+    if node is None:
+        yield Broken(f"{KEY} is missing: add recipe/r3/config/r3.yaml")
+        return
+    settings = OmegaConf.to_container(node, resolve=True)
+    told = {key: value for key, value in leaves(settings, KEY) if gone.told(key)}
+    for key, value in told.items():
+        moved = gone.MOVED.get(key.removeprefix(gone.PREFIX))
+        yield Broken(str(gone.told(key)), (setting(moved, value),) if moved else (), (key,))
+    for message in faults(R3Config, settings, KEY):
+        key = message.partition(" ")[0]
+        if key not in told:
+            yield Broken(message, out=(key,))
+
+
 def load_r3_config(config: DictConfig) -> R3Config:
     """The typed settings of `config.algorithm.r3`.
 
     Raises:
-        ValueError: unknown key, wrong type or value out of range, naming the full key.
+        Refused: unknown keys, wrong types or values out of range, naming the full keys.
     """
-    node = OmegaConf.select(config, KEY)
-    if node is None:
-        raise ValueError(f"{KEY} is missing: add recipe/r3/config/r3.yaml")
-    settings = OmegaConf.to_container(node, resolve=True)
-    raise_first(filter(None, (gone.told(key) for key, _ in leaves(settings, KEY))))
-    return build(R3Config, settings, KEY)
+    refuse(faults_of(config))
+    return build(R3Config, OmegaConf.to_container(OmegaConf.select(config, KEY), resolve=True), KEY)

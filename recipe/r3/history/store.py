@@ -243,6 +243,14 @@ class History:
                     checkpoints.unpin(self._db, step)
         self.spare_bytes = spare_bytes(self._db)
 
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the last write and of waiting for it; bytes of stored trajectories."""
+        return {
+            "history/write_s": self.write_seconds,
+            "history/wait_s": self.wait_seconds,
+            "history/live_bytes": self.live_bytes,
+        }
+
     def pinned(self) -> list[int]:
         """Steps that can be restored, in order."""
         return checkpoints.pinned(self._db)

@@ -26,11 +26,13 @@ from recipe.common import queue
 from recipe.common.modes import SYNC
 from recipe.common.outcome import Reading, check_judged, lower_failed, outcome_reward
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import RowKey, RowTag, groups_of, versions_of
+from recipe.common.rows import RowKey, RowTag, groups_of, tags_of, uid_of, versions_of
 from recipe.common.trainer.discarded import CountDiscardedMixin
 from recipe.common.trainer.watchdog import StallWatch
 from recipe.r3.history.store import Sample
+from recipe.r3.replay.asking import Asker, Snapshot
 from recipe.r3.replay.draw import Replayer
+from recipe.r3.replay.holding import Holder
 from recipe.r3.replay.rows import Replay, replayed_row, replayed_tag, sample_of
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
@@ -56,12 +58,17 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         self.reflection_cap = reflection_cap
         self.reading = Reading()
         self.reflection_groups = 0
+        self.asker: Asker | None = None
+        self.holder: Holder | None = None
+        self.may_hold = False
+        """Whether another step follows, that a group could wait for."""
         # What `_describe` says of groups that left the queue without having been sampled.
         self._left: tuple[list[Sample], list[tuple[str, str]]] = [], []
 
-    def step_metrics(self) -> dict[str, int]:
+    def step_metrics(self) -> dict[str, float]:
         """Counts over the batches of the last training step, of which verl would log the mean."""
-        return {"replay/passed_over_for_text": self.replayer.passed_over}
+        asked = self.asker.take_metrics() if self.asker else {}
+        return {"replay/passed_over_for_text": self.replayer.passed_over} | asked
 
     def waiting_reflections(self) -> int:
         """Reflection groups that were submitted and not sampled when the next ones are planned."""
@@ -70,22 +77,43 @@ class CrossContextReplayMixin(CountDiscardedMixin):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """verl's `sample`, then replay. Validation passes through untouched."""
         self.stall.begin()
+        self._step = global_steps
         if partition_id != queue.TRAIN:
             return super().sample(global_steps, partition_id, batch_size)
         # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
         batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
         samples, unfinished = self._describe(batch, global_steps)
-        tags = list(map(RowTag.from_tag, batch.tags))
-        check_judged(tags, global_steps)
+        check_judged(tags_of(batch), global_steps)
         self.replayer.begin(global_steps)
-        replays = self.replayer.replays(batch.keys, tags, samples)
+        batch = self.holder.join(batch) if self.holder else batch
+        replays = self.replayer.replays(batch.keys, tags_of(batch), samples)
+        if self.holder:
+            batch, replays = self._hold(self.holder, batch, replays, global_steps)
+        tags = tags_of(batch)
         metrics |= self.replayer.metrics(samples)
+        metrics |= {"groups/held": len(set(map(uid_of, self.holder.keys)))} if self.holder else {}
         if replays:
             batch = self._append(batch, replays, global_steps)
         drawn = [(sample, tags[replay.positions[0]].variant) for replay in replays for sample in replay.samples]
         (left, left_unfinished), self._left = self._left, ([], [])
         self.replayer.history.add(samples + left, global_steps, drawn, unfinished + left_unfinished)
         return batch, metrics
+
+    def _ask_again(self, cap: int, waits_for_all: bool) -> set[str]:
+        """Ask all-wrong groups again; returns the uids of plain groups that wait for what was asked."""
+        finished, failed = set(self.finished_keys[queue.TRAIN]), set(self.failure_keys[queue.TRAIN])
+        unfinished = self.pending_keys[queue.TRAIN] | self.running_keys[queue.TRAIN]
+        now = Snapshot(finished, failed, unfinished, self.partitions[queue.TRAIN])
+        return self.asker.poll(now, self._step, cap, waits_for_all) if self.asker else set()
+
+    def _hold(
+        self, holder: Holder, batch: KVBatchMeta, replays: list[Replay], step: int
+    ) -> tuple[KVBatchMeta, list[Replay]]:
+        """`batch` without the groups that wait for the next one, and the replays with the positions in it."""
+        keys = {batch.keys[replay.positions[0]]: replay for replay in replays}
+        batch = holder.hold(batch, set(map(uid_of, keys)), step, self.reflection_cap if self.may_hold else 0)
+        members = groups_of(batch.keys, tags_of(batch))
+        return batch, [Replay(members[uid_of(key)], replay.samples) for key, replay in keys.items()]
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         """verl polls for ever; a dead worker or a rollout that stopped moving must end the run instead."""
@@ -161,3 +189,18 @@ class R3ReplayBuffer(CrossContextReplayMixin, ReplayBuffer):
                 f"{trainer_mode}: derive it from R3ReplayBufferAsync, or leave it out with verl's own trainers"
             )
         super().__init__(trainer_mode, *args, **kwargs)
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
+        uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
+        if partition_id != queue.TRAIN or self.asker is None:
+            return uids
+        waiting = self._ask_again(self.reflection_cap - self.reflection_groups, waits_for_all=True)
+        is_done = not waiting and not self.pending_keys[partition_id] | self.running_keys[partition_id]
+        return uids if is_done else set()
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
+        if partition_id == queue.TRAIN and self.asker is not None:  # with the groups that were asked on the way
+            batch_size = len(sampleable_keys)
+        return super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)

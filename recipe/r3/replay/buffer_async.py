@@ -21,7 +21,7 @@ history.
 """
 
 from recipe.common.queue import TRAIN, KVBatchMeta
-from recipe.common.rows import is_reflection, uid_of
+from recipe.common.rows import is_reflection, reflection_uid, uid_of
 from recipe.common.verl_hooks import V1
 from recipe.r3.replay.buffer import CrossContextReplayMixin
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
@@ -45,7 +45,7 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         super().attach(*args, **kwargs)
         self._evicted = {"groups": 0, "reflection/groups": 0}
 
-    def step_metrics(self) -> dict[str, int]:
+    def step_metrics(self) -> dict[str, float]:
         """And groups evicted since the last call, and those that are in flight or finished and were not sampled."""
         metrics = super().step_metrics() | {f"{kind}/evicted": count for kind, count in self._evicted.items()}
         self._evicted = dict.fromkeys(self._evicted, 0)
@@ -63,6 +63,8 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
         uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
+        if partition_id == TRAIN and self.asker is not None:
+            uids -= self._ask_again(2 * self.reflection_cap, waits_for_all=False)
         return {uid for uid in uids if not is_reflection(uid)}
 
     def _select_prompt_uids(
@@ -71,6 +73,10 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         uids, rows, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
         if partition_id == TRAIN:
             ready = sorted(filter(is_reflection, self.finished_keys[partition_id]), key=steps.__getitem__)
+            if self.asker is not None:  # each rides with its plain group; the others' plain groups are gone
+                with_own, others = set(map(reflection_uid, uids)), set(map(reflection_uid, set(steps) - set(uids)))
+                uids = [*uids, *(uid for uid in ready if uid in with_own)]
+                ready = [uid for uid in ready if uid not in with_own | others]
             uids = [*uids, *ready[: self.reflection_cap]]
         return uids, rows, steps
 

@@ -77,6 +77,13 @@ class Replayer:
                 replays.append(Replay(positions, samples))
         return replays
 
+    def is_known(self, query_id: str) -> bool:
+        """Whether the history holds a right answer that could be replayed under the plain prompt of a query."""
+        tag, before = RowTag(group=query_id), self.passed_over
+        known = self.config.enable and bool(self._draw(tag, True, random.Random(0), ()))
+        self.passed_over = before
+        return known
+
     def _draw(self, tag: RowTag, correct: bool, rng: random.Random, new: Iterable[Sample]) -> list[Sample]:
         """At most k samples of that outcome for the group of this tag: stored ones, and where they are too few, right
         ones among the new that reflection found."""

@@ -13,14 +13,17 @@
 # limitations under the License.
 """Finds the final answer of a response, writes it in one normal form and takes it apart. Pure functions of strings.
 
-Only the last `\\boxed{...}` after the last `</think>` is an answer; in a response without `</think>` (the thinking was
-cut off, or the model does not think) the last box of the whole text counts. An unclosed last box is no answer.
+Only the last `\\boxed{...}` that holds something, after the last `</think>`, is an answer; in a response without
+`</think>` (the thinking was cut off, or the model does not think) that of the whole text counts. Where the last box is
+not closed there is no answer.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
+
+from recipe.common.reward.math.unicode_math import INVISIBLE, to_latex
 
 MAX_ANSWER_CHARS = 4000
 """A longer answer is wrong. The longest reference answer of DeepScaleR has 1,222 characters."""
@@ -38,6 +41,10 @@ NO_UNIT = (
 AFTER_NUMBER = r"(?:(?<=[0-9})])|(?<=\\pi))"
 UNIT_END = r"(?: ?\^ ?\{?[23]\}?)?(?= ?(?:$|[,;.)\]]|\\text))"
 UNIT_WORDS = rf"(?![^{{}}]*\b(?:{NO_UNIT})\b) ?(?:[a-zA-Z./]{{2,}}|[mgshlLNJWVKC])(?: [a-zA-Z./]+)* ?"
+# Commands written without the backslash, and not among words: pi in `2 pi`, a word in `apple pi`.
+FUNCTION = "(?:arc)?(?:sin|cos|tan)|cot|log|ln"
+NO_WORD_BEFORE = r"(?<![a-zA-Z\\])(?<![a-zA-Z]\.)(?<![a-zA-Z]{3} )"
+NO_WORD_AFTER = r"(?![a-zA-Z])(?! ?(?!and\b)[a-zA-Z]{3})"
 ARGUMENT = r"[0-9a-zA-Z]|\\pi(?![a-z])"
 TEXT_COMMAND = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox) ?"
 # Bounds keep the numbers small; a longer period stays as it is and is compared as text.
@@ -65,6 +72,11 @@ REWRITES = [
         (r"\\[dtc]frac", r"\\frac"),
         (rf"\\frac ?({ARGUMENT})", r"\\frac{\1}"),
         (rf"(\\frac ?\{{[^{{}}]*\}}) ?({ARGUMENT})", r"\1{\2}"),
+        (rf"\\operatorname ?\{{ ?({FUNCTION}) ?\}}", r"\1 "),
+        (rf"{NO_WORD_BEFORE}({FUNCTION})(?= ?(?:[0-9(^_{{\\]|[a-zA-Z](?![a-zA-Z])))", r"\\\1 "),
+        (rf"(?i){NO_WORD_BEFORE}pi{NO_WORD_AFTER}", r"\\pi "),
+        (rf"(?i){NO_WORD_BEFORE}infinity{NO_WORD_AFTER}", r"\\infty "),
+        (r"\\var(phi|epsilon|theta)(?![a-zA-Z])", r"\\\1 "),  # another shape of the letter
         (r"\^ ?\{? ?\\circ ?\}?|\\degrees?|\u00b0", ""),
         (r"\\leqslant|\\leq|<=", r"\\le "),
         (r"\\geqslant|\\geq|>=", r"\\ge "),
@@ -90,30 +102,43 @@ REWRITES = [
 ]
 UNION = re.compile(r"\\(cup|lor)(?![a-z])")
 NAME = re.compile(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\^\{-1\})?(?:\([a-zA-Z,]+\))?")
-SIGNS = str.maketrans("\u2212\u2013\uff0c\uff1b", "--,;")
 # Up to five groups: a list of eighteen three-digit numbers is a list.
 GROUPED_DIGITS = re.compile(r"-?[1-9][0-9]{0,2}(?:(?:,[0-9]{3}){1,5}|(?: [0-9]{3}){1,5})(?:\.[0-9]+)?")
 BOX_START = re.compile(r"\\boxed\s*\{")
+MENTION = re.compile(r"\\boxed\s*(?:[`'\").,;:!?]|$)")
 BOX_TOKEN = re.compile(r"\\.|[{}]", re.DOTALL)
+BLANK = re.compile(rf"(?:[\s.,;~${{}}\u2026{INVISIBLE}]|\\[,;:! ]|\\(?:q?quad|[lc]?dots|text)(?![a-zA-Z]))*")
 
 
 def final_answer(response: str) -> str | None:
-    """Content of the last box, None if it is missing, unclosed or too long. `\\boxed{1} so \\boxed{x^{2}}`: `x^{2}`."""
+    """Content of the last box that is not blank, None if it is missing or too long, or a later one is not closed.
+    `\\boxed{1} so \\boxed{x^{2}}, as asked in \\boxed{}`: `x^{2}`."""
     text = response.rpartition("</think>")[2]
-    start = BOX_START.match(text, text.rfind(r"\boxed")) if r"\boxed" in text else None
-    if start is None:
+    start = text.rfind(r"\boxed")
+    while start >= 0:
+        answer = "" if MENTION.match(text, start) else _boxed(text, start)
+        if answer is None or not BLANK.fullmatch(answer):
+            return answer
+        start = text.rfind(r"\boxed", 0, start)
+    return None
+
+
+def _boxed(text: str, start: int) -> str | None:
+    """Content of the box at `start`, None if it is not closed, or too long."""
+    box = BOX_START.match(text, start)
+    if box is None:
         return None
     depth = 1
-    for token in BOX_TOKEN.finditer(text, start.end(), start.end() + MAX_ANSWER_CHARS + 1):
+    for token in BOX_TOKEN.finditer(text, box.end(), box.end() + MAX_ANSWER_CHARS + 1):
         depth += {"{": 1, "}": -1}.get(token.group(), 0)
         if depth == 0:
-            return text[start.end() : token.start()]
+            return text[box.end() : token.start()]
     return None
 
 
 def normalize(answer: str) -> str:
     """Drops what does not change an answer. `$x = \\dfrac12 \\text{ cm}$.`: `x=\\frac{1}{2}`; `1{,}000`: `1000`."""
-    text = rewrite(answer.translate(SIGNS), LAYOUT + REWRITES)
+    text = rewrite(to_latex(answer), LAYOUT + REWRITES)
     if text.startswith("{") and _one_pair(text):
         text = text[1:-1]
     if GROUPED_DIGITS.fullmatch(text):

@@ -33,7 +33,7 @@ EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[
 BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")
 CHOICE = re.compile(r"\(([A-J])\)([0-9]|[^(),+*/^=].+)?")
 NUMERIC = re.compile(r"(?:[0-9 .+\-*/^(){}!]|\\(?:frac|sqrt|cdot|times|pi|binom))+")
-RELATION = re.compile(r"[<>]|\\(?:le|ge|in)(?![a-z])")
+RELATION = re.compile(r"[<>]|\\(?:le(?!ft)|ge|in(?![ft]))")
 
 
 def quick_verdict(gold: str, pred: str) -> bool | None:

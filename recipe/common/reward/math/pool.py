@@ -16,6 +16,7 @@ and model output can keep a symbolic grader busy for ever or fill the memory."""
 
 import atexit
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ from recipe.common.process_pool import START_TIMEOUT_S, Pool, Worker
 from recipe.common.reward.math import equivalence as grader
 from recipe.common.reward.math.answer_text import final_answer, normalize
 from recipe.common.reward.math.units import units_contradict
+
+DIGIT = re.compile("[0-9]")
 
 __all__ = ["START_TIMEOUT_S", "GraderPool", "GraderWorker", "grade"]
 
@@ -72,9 +75,11 @@ def grade(response: str, references: Sequence[str], timeout_s: float = 5.0, num_
     answer = final_answer(response)
     if answer is None:
         return False
-    pred = normalize(answer)
     # Some reference answers of DeepScaleR are themselves boxed.
     golds = [final_answer(reference) or reference for reference in references]
+    if answer in golds:  # and it is not empty: a digit stays, whatever else is dropped
+        return DIGIT.search(answer) is not None or normalize(answer) != ""
+    pred = normalize(answer)
     golds = [normalize(gold) for gold in golds if not units_contradict(gold, answer)]
     verdicts = [grader.quick_verdict(gold, pred) for gold in golds]
     if True in verdicts:

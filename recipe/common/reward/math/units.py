@@ -24,12 +24,12 @@ from recipe.common.reward.math.answer_text import (
     AFTER_NUMBER,
     BARE_UNIT,
     LAYOUT,
-    SIGNS,
     TEXT_COMMAND,
     members,
     normalize,
     rewrite,
 )
+from recipe.common.reward.math.unicode_math import to_latex
 
 # A line for each unit: its name and other spellings, without the s of the plural. A spelling that is in two lines may
 # mean either.
@@ -86,7 +86,7 @@ def units_contradict(gold: str, pred: str) -> bool:
 
 def _quantities(answer: str) -> list[tuple[str, set[str]]]:
     """Each member of an answer and what its unit may mean: nothing if it has none or an unknown one."""
-    text = rewrite(rewrite(answer.translate(SIGNS), SPOKEN), LAYOUT)
+    text = rewrite(rewrite(to_latex(answer), SPOKEN), LAYOUT)
     matches = [(part, UNIT.search(part)) for part in members(text)[1]]
     return [(part, _meanings(match[1] or match[2], match[3] or "") if match else set()) for part, match in matches]
 

@@ -1,0 +1,123 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What is found by asking verl itself and by loading what the user names: once, before Ray, by every entry point.
+
+The first broken rule of each of verl's own checks is what it says; the recipes' rules, which say all, come before.
+"""
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipe.common.checks import Broken, remedy
+from recipe.common.config import lengths, verl_rules
+from recipe.common.config.reward_rules import can_be_asked, migrated, no_legacy
+from recipe.common.config.row_rules import rows_of_text
+from recipe.common.config.verl_rules import ACTOR, CORRECTION, MODULES, ROLLOUT
+
+BROKEN = ValueError, TypeError, AssertionError, NotImplementedError, HydraException, OmegaConfBaseException
+"""What verl's checks raise."""
+
+
+def of_any_method(config: DictConfig) -> Iterator[Broken]:
+    """All rules, of a trainer whose recipe has none of its own."""
+    told = [*no_legacy(config), *verl_rules.of_any_method(migrated(config))]
+    yield from told
+    yield from at_start(followed(migrated(config), told))
+
+
+def at_start(config: DictConfig) -> Iterator[Broken]:
+    elsewhere = registers_elsewhere(config)
+    yield from can_be_asked(config, elsewhere)
+    if not elsewhere:
+        yield from _told(_policy_loss, config, (f"{ACTOR}.policy_loss.loss_mode=vanilla",))
+    rollout = config.actor_rollout_ref.rollout
+    wanting = [f"{ROLLOUT}.name=vllm"] if OmegaConf.is_missing(rollout, "name") else []
+    wanting += [f"{ROLLOUT}.mode=async"] if rollout.get("mode") == "sync" else []
+    yield from _told(_rollout, config, (" ".join(wanting),) if wanting else ())
+    off = f"{CORRECTION}.rollout_is=null {CORRECTION}.rollout_rs=null"
+    yield from _told(_correction, config, (off,))
+    told = list(lengths.micro_batches(config))
+    yield from told
+    yield from _told(_validate, followed(config, told), ())
+    yield from rows_of_text(config)
+
+
+def registers_elsewhere(config: DictConfig) -> bool:
+    """Whether modules that only the workers import may bring names which nobody knows here."""
+    modules = str(OmegaConf.select(config, MODULES) or "").split(",")
+    # verl's plugins are imported with it; a recipe's modules register no name that is looked up here.
+    return any(module and not module.startswith("recipe.") and module not in sys.modules for module in modules)
+
+
+def followed(config: DictConfig, broken: Collection[Broken]) -> DictConfig:
+    """The config with the first way out of each: what is found in it would be told next time."""
+    if not broken:
+        return config
+    new, parser = deepcopy(config), OverridesParser.create()
+    for override in parser.parse_overrides(remedy(broken)[1]):
+        OmegaConf.update(new, override.key_or_group, override.value(), force_add=True)
+    return new
+
+
+def _told(check: Callable[[DictConfig], object], config: DictConfig, ways: tuple[str, ...]) -> Iterator[Broken]:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            check(config)
+    except BROKEN as error:
+        yield Broken(" ".join(str(error).split()), ways)
+
+
+def _policy_loss(config: DictConfig) -> None:
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+
+
+def _rollout(config: DictConfig) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+
+
+def _correction(config: DictConfig) -> None:
+    """verl looks at the thresholds when the first batch is there: it is given one of a token."""
+    import torch
+
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    correction = config.algorithm.get("rollout_correction") or {}
+    if not (correction.get("rollout_is") or correction.get("rollout_rs")):
+        return
+    names = "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold"
+    given = {name: correction[name] for name in names if name in correction}
+    token = torch.zeros(1, 1)
+    try:
+        compute_rollout_correction_and_rejection_mask(token, token, torch.ones(1, 1), **given)
+    except ValueError as error:
+        raise ValueError(f"{CORRECTION}: {error}") from error
+
+
+def _validate(config: DictConfig) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    validate_config(config, need_reference_policy(config), need_critic(config))

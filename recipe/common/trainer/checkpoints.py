@@ -1,0 +1,91 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""What lies beside the weights of a checkpoint: who wrote it, and how many of them are kept."""
+
+import json
+import shutil
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.common.trainer.resume import resume_step, saved_steps
+
+WRITER = "trainer.json"
+"""File in a checkpoint that names the trainer which wrote it, as `trainer.v1.trainer_mode` has it."""
+
+
+def sign(checkpoint: Path, trainer: str) -> None:
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / WRITER).write_text(json.dumps({"trainer": trainer}) + "\n")
+
+
+def writer_of(checkpoint: Path) -> str | None:
+    """None of one that no trainer of a recipe signed."""
+    file = checkpoint / WRITER
+    return json.loads(file.read_text())["trainer"] if file.is_file() else None
+
+
+def told_foreign(trainer: DictConfig) -> str | None:
+    """A sentence where the checkpoint that a start goes on from is another trainer's; `trainer` are its settings.
+
+    Raises:
+        ValueError: see `resume_step`.
+    """
+    step, name = resume_step(trainer), OmegaConf.select(trainer, "v1.trainer_mode")
+    if step < 0:
+        return None
+    named = trainer.resume_mode == "resume_path"
+    checkpoint = Path(str(trainer.resume_from_path) if named else f"{trainer.default_local_dir}/global_step_{step}")
+    if (writer := writer_of(checkpoint)) == name:
+        return None
+    by = f"the trainer {writer}" if writer else "verl's own trainer, or by a recipe's before checkpoints were signed"
+    return (
+        f"{checkpoint} was written by {by}, and {name} goes on from it: weights, optimizer and place in the data are "
+        "taken, and nothing else of that run; with trainer.resume_mode=disable and another trainer.default_local_dir "
+        "training begins at the model"
+    )
+
+
+def is_gone(trainer: DictConfig, step: int, known: list[int]) -> bool:
+    """Whether the actor of a step's checkpoint was deleted: the settings say so, and there is none here.
+
+    known: steps with a checkpoint, as far as they are remembered, in their order.
+    """
+    kept = _kept(trainer, "actor")
+    if not kept or step == 0 or step in known[-kept:]:
+        return False
+    return not Path(trainer.default_local_dir, f"global_step_{step}", "actor").is_dir()
+
+
+def _kept(trainer: DictConfig, role: str) -> int | None:
+    return 1 if trainer.get("remove_previous_ckpt_in_save") else trainer.get(f"max_{role}_ckpt_to_keep")
+
+
+def keep(trainer: DictConfig, step: int) -> list[Path]:
+    """Delete what is more than the settings keep, once the checkpoint of `step` is written; returns what went.
+
+    verl counts those of its own process, so each start would keep as many again. Those that no recipe's trainer signed
+    stay, and so do later ones, from which a start went back.
+    """
+    gone = []
+    for role in ("actor", "critic"):
+        kept = _kept(trainer, role)
+        if not kept or kept < 0:
+            continue
+        folder = Path(trainer.default_local_dir)
+        steps = [saved for saved in saved_steps(folder, (role, WRITER)) if saved <= step]
+        gone += [folder / f"global_step_{old}" / role for old in steps[:-kept]]
+    for weights in gone:
+        shutil.rmtree(weights)
+    return gone

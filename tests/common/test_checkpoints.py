@@ -1,0 +1,77 @@
+"""How many checkpoints are kept, whoever wrote them in which start, and what is said of another trainer's."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.common.trainer.checkpoints import keep, sign, told_foreign, writer_of
+
+
+def trainer(folder: Path, **settings):
+    return OmegaConf.create(
+        {
+            "default_local_dir": str(folder),
+            "resume_mode": "auto",
+            "resume_from_path": None,
+            "v1": {"trainer_mode": "r3"},
+            **settings,
+        }
+    )
+
+
+def save(folder: Path, *steps: int, by: str | None = "r3", roles: tuple[str, ...] = ("actor",)) -> None:
+    for step in steps:
+        checkpoint = folder / f"global_step_{step}"
+        for role in roles:
+            (checkpoint / role).mkdir(parents=True, exist_ok=True)
+        (checkpoint / "data.pt").touch()
+        if by:
+            sign(checkpoint, by)
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
+
+
+def there(folder: Path, role: str = "actor") -> list[int]:
+    return sorted(int(path.parent.name.removeprefix("global_step_")) for path in folder.glob(f"global_step_*/{role}"))
+
+
+@pytest.mark.parametrize("most, left", [(1, [5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5]), (None, [1, 2, 3, 4, 5])])
+def test_those_of_earlier_starts_count(tmp_path, most, left):
+    save(tmp_path, 1, 2, 3, 4, 5)
+    keep(trainer(tmp_path, max_actor_ckpt_to_keep=most), 5)
+    assert there(tmp_path) == left
+
+
+def test_actor_and_critic_have_a_number_each_and_verls_old_switch_means_one(tmp_path):
+    save(tmp_path, 1, 2, 3, roles=("actor", "critic"))
+    keep(trainer(tmp_path, max_actor_ckpt_to_keep=2, max_critic_ckpt_to_keep=1), 3)
+    assert (there(tmp_path), there(tmp_path, "critic")) == ([2, 3], [3])
+    keep(trainer(tmp_path, remove_previous_ckpt_in_save=True), 3)
+    assert there(tmp_path) == [3]
+
+
+def test_what_others_wrote_and_what_a_start_went_back_from_stays(tmp_path):
+    save(tmp_path, 1, 2, by=None)
+    save(tmp_path, 3, 4, 5, 8, 9)
+    keep(trainer(tmp_path, max_actor_ckpt_to_keep=2), 5)
+    assert there(tmp_path) == [1, 2, 4, 5, 8, 9]
+
+
+def test_a_checkpoint_of_another_trainer_is_told(tmp_path):
+    assert told_foreign(trainer(tmp_path)) is None
+    save(tmp_path, 4)
+    assert told_foreign(trainer(tmp_path)) is None
+    assert "global_step_4 was written by the trainer r3, and baseline goes on from it" in told_foreign(
+        trainer(tmp_path, v1={"trainer_mode": "baseline"})
+    )
+    save(tmp_path, 6, by=None)
+    assert "global_step_6 was written by verl's own trainer" in told_foreign(trainer(tmp_path))
+    assert told_foreign(trainer(tmp_path, resume_mode="disable")) is None
+    named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_4")}
+    assert told_foreign(trainer(tmp_path, **named)) is None
+
+
+def test_a_signature_says_who_wrote(tmp_path):
+    sign(tmp_path / "global_step_1", "baseline_colocate_async")
+    assert writer_of(tmp_path / "global_step_1") == "baseline_colocate_async"
+    assert writer_of(tmp_path / "global_step_2") is None

@@ -1,0 +1,157 @@
+"""All-wrong groups that wait one step: their rows train with the next batch, whole, once, also over a restart."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from collector import N, finish_step, read, stored, write_group
+
+from recipe.common.queue import KVBatchMeta
+from recipe.common.rows import Origin, groups_of, tags_of, uid_of
+from recipe.r3.replay.holding import FILE, Holder, _plain
+
+WRONG, MIXED = ("wrong",) * N, ("right", *("wrong",) * (N - 1))
+
+
+@pytest.fixture
+def buffer(make_buffer):
+    buffer = make_buffer()
+    buffer.reflection_cap, buffer.may_hold = 2, True
+    buffer.holder = Holder(0, fits=lambda group: group.row["query_id"] != "too long")
+    return buffer
+
+
+def uids(batch: KVBatchMeta) -> set[str]:
+    return set(map(uid_of, batch.keys))
+
+
+def answer(buffer, outcomes=("right", *WRONG[1:]), step=2) -> list[str]:
+    """What the planner and the rollout workers do for the groups that wait."""
+    groups = buffer.holder.groups()
+    buffer.reflection_groups = len(groups)
+    return [
+        write_group(group.attempt.query_id, outcomes, step, variant="reflection", of=uid)
+        for uid, group in groups.items()
+    ]
+
+
+def test_a_group_waits_and_trains_whole_with_what_was_found(buffer, history):
+    hard, easy = write_group("hard", WRONG, 1), write_group("easy", MIXED, 1)
+    batch, metrics = buffer.sample(1, "train", 2)
+    assert uids(batch) == {easy}
+    assert metrics["groups/held"] == 1
+    finish_step(batch)
+    (asked,) = answer(buffer)
+    later = write_group("later", MIXED, 2)
+    batch, metrics = buffer.sample(2, "train", 1)
+    assert uids(batch) == {hard, asked, later}
+    assert metrics["groups/held"] == 0
+    tags, rows = tags_of(batch), read(batch)
+    mine = [tags[position] for position in groups_of(batch.keys, tags)[hard]]
+    assert [tag.origin for tag in mine] == [Origin.FRESH] * N + [Origin.REPLAYED]
+    assert [tag.waited for tag in mine] == [True] * N + [False]
+    assert [int(rows[f"{hard}_{session}_0"]["responses"][0]) for session in range(N)] == [100, 101, 102]
+    assert all(rows[f"{hard}_{session}_0"]["rollout_log_probs"].eq(-0.25).all() for session in range(N))
+    finish_step(batch)
+    assert not tq.kv_list("train").get("train"), "nothing is left behind"
+    history.flush()
+    attempts = dict(history._db.execute("SELECT variant, sum(attempts) FROM statistics GROUP BY variant"))
+    assert sorted(attempts.values()) == [N, 3 * N], "the rows that waited are counted once"
+
+
+def test_a_group_for_which_nothing_was_found_waits_no_longer(buffer):
+    hard = write_group("hard", WRONG, 1)
+    write_group("easy", MIXED, 1)
+    finish_step(buffer.sample(1, "train", 2)[0])
+    answer(buffer, outcomes=WRONG)
+    write_group("later", MIXED, 2)
+    batch, _ = buffer.sample(2, "train", 1)
+    assert hard in uids(batch)
+    assert buffer.holder.keys == []
+
+
+def test_who_does_not_wait(buffer, history):
+    """Rescued by the history; all right; asked in this step already; of another step; whose prompt does not fit."""
+    history.add([stored(query="known")], step=0)
+    names = {name: write_group(name, WRONG, 1) for name in ("known", "planned", "too long")}
+    names["right"] = write_group("right", ("right",) * N, 1)
+    names["reflection"] = write_group("planned", WRONG, 1, variant="reflection", of=names["planned"])
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(1, "train", 4)
+    assert uids(batch) == set(names.values())
+    replayed = [key for key, tag in zip(batch.keys, tags_of(batch), strict=True) if tag.is_replayed]
+    assert [uid_of(key) for key in replayed] == [names["known"]]
+
+
+def test_at_most_the_cap_waits_and_never_a_whole_batch(buffer):
+    first = [write_group(f"hard{number}", WRONG, 1) for number in range(2)]
+    batch, metrics = buffer.sample(1, "train", 2)
+    assert metrics["groups/held"] == 1
+    assert len(uids(batch) & set(first)) == 1
+    finish_step(batch)
+    answer(buffer)
+    for number in range(4):
+        write_group(f"next{number}", WRONG, 2)
+    _, metrics = buffer.sample(2, "train", 4)
+    assert metrics["groups/held"] == 2
+
+
+def test_none_waits_for_a_step_that_never_comes(buffer):
+    buffer.may_hold = False
+    hard = write_group("hard", WRONG, 1)
+    write_group("easy", MIXED, 1)
+    batch, _ = buffer.sample(1, "train", 2)
+    assert hard in uids(batch)
+
+
+def test_the_choice_does_not_depend_on_uids_or_arrival(make_buffer):
+    chosen = Counter()
+    for order in (range(6), reversed(range(6))):
+        buffer = make_buffer()
+        buffer.reflection_cap, buffer.may_hold = 2, True
+        buffer.holder = Holder(0, fits=lambda group: True)
+        for number in order:
+            write_group(f"q{number}", WRONG, 1)
+        batch, _ = buffer.sample(1, "train", 6)
+        chosen[frozenset(group.attempt.query_id for group in buffer.holder.groups().values())] += 1
+        finish_step(batch)
+        tq.kv_clear(keys=buffer.holder.keys, partition_id="train")
+    ((queries, times),) = chosen.items()
+    assert (len(queries), times) == (2, 2)
+
+
+def test_a_checkpoint_brings_back_what_waited(buffer, tmp_path):
+    hard = write_group("hard", WRONG, 1)
+    write_group("easy", MIXED, 1)
+    batch, _ = buffer.sample(1, "train", 2)
+    before = read(KVBatchMeta(partition_id="train", keys=buffer.holder.keys, tags=buffer.holder.tags))
+    groups = buffer.holder.groups()
+    buffer.holder.save(tmp_path / "global_step_1")
+    finish_step(batch)
+    tq.kv_clear(keys=buffer.holder.keys, partition_id="train")
+    holder = Holder(0, fits=lambda group: True)
+    holder.load(tmp_path / "global_step_1")
+    assert holder.keys == buffer.holder.keys
+    after = read(KVBatchMeta(partition_id="train", keys=holder.keys, tags=holder.tags))
+    for key, row in before.items():
+        assert row.keys() == after[key].keys()
+        for name, value in row.items():
+            assert torch.equal(value, after[key][name]) if torch.is_tensor(value) else value == after[key][name]
+    assert {uid: group.attempt.tokens.tolist() for uid, group in holder.groups().items()} == {
+        uid: group.attempt.tokens.tolist() for uid, group in groups.items()
+    }
+    assert set(groups) == {hard}
+
+
+def test_a_checkpoint_of_a_step_in_which_none_waits_brings_back_none(buffer, tmp_path):
+    (tmp_path / FILE).write_bytes(b"of an earlier run")
+    buffer.holder.save(tmp_path)
+    buffer.holder.load(tmp_path)
+    assert buffer.holder.keys == []
+
+
+def test_plain():
+    kept = _plain({"a": np.arange(2), "b": (np.float32(0.5), ["x", {"c": np.int64(3)}]), "t": torch.ones(1)})
+    assert kept == {"a": [0, 1], "b": [0.5, ["x", {"c": 3}]], "t": torch.ones(1)}
