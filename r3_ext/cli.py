@@ -1,6 +1,7 @@
 """The command `r3`. Each subcommand is a function (argv) -> exit code, imported only when it is asked for."""
 
 import argparse
+import codecs
 import importlib
 import io
 import sys
@@ -70,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
 def _suit_the_console() -> None:
     """What the console cannot write, `ü` where it is ASCII, is written as an escape and ends nothing."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        # A stream of UTF-8 is left alone: one of a forked process stands on another file than it began on.
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="backslashreplace")
 
 
