@@ -23,9 +23,12 @@ before a start, probes and evaluations.
 
 import contextlib
 import io
+import multiprocessing
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
+from multiprocessing.connection import Connection
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -87,6 +90,32 @@ def is_converted(row: Mapping) -> bool:
 def verls_reward(data_source: str) -> str | None:
     """Whether verl has a reward for a data source. None: it has none; else what keeps it from loading, or an empty
     text. verl's function itself is asked, with an answer that is none: it says NotImplementedError, or looks at it."""
+    if "ray" in sys.modules:
+        return _asked_verl(data_source)
+    # verl imports Ray, which a process that is going to fork must not have.
+    pipe = _where_verl_is()
+    pipe.send(data_source)
+    return pipe.recv()
+
+
+@lru_cache(maxsize=1)
+def _where_verl_is() -> Connection:
+    """A fork of this process that answers what `_asked_verl` does; it ends with this one."""
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    context.Process(target=_serve, args=(there, here), daemon=True).start()
+    there.close()
+    return here
+
+
+def _serve(pipe: Connection, others: Connection) -> None:
+    others.close()
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            pipe.send(_asked_verl(pipe.recv()))
+
+
+def _asked_verl(data_source: str) -> str | None:
     from verl.utils.reward_score import default_compute_score
 
     try:
