@@ -166,7 +166,7 @@ def collect(data: DataFile, rows: Iterable[dict], prompt_key: str, asks: bool) -
             data.problems.add(hash((row.get("data_source"), text, repr(row.get("reward_model")))))
             if asks:
                 ask(data.asked, number, row, text)
-        if is_verls(row):
+        if asks and is_verls(row):  # else nobody asks who judges it, and to find out is to import verl
             data.verls.add(str(row.get("data_source")))
         yield row
     data.sample += [longest[1]] if longest[1] else []

@@ -1,5 +1,9 @@
 """Rows whose data source verl has a reward for, in the shell: what is asked of them, what the tiny model is taught."""
 
+import subprocess
+import sys
+
+import pandas
 import pytest
 from omegaconf import OmegaConf
 
@@ -34,8 +38,6 @@ def test_rows_that_the_converter_wrote_are_known_by_it_and_not_by_their_name(nam
 
 
 def test_the_doctor_says_what_verls_reward_lacks(tmp_path):
-    import pandas
-
     file = tmp_path / "train.parquet"
     row = row_of("apps", '{"inputs": ["1"], "outputs": ["2"]}', extra_info={"index": 0})
     pandas.DataFrame([row] * 4).to_parquet(file)
@@ -62,3 +64,15 @@ def test_the_doctor_says_what_verls_reward_lacks(tmp_path):
 )
 def test_the_tiny_model_is_taught_the_form_that_earns_something(source, form):
     assert form_of(row_of(source, "72"), "72") == form
+
+
+@pytest.mark.slow
+def test_a_process_that_looks_at_such_rows_can_still_fork(tmp_path):
+    """The embedded profile forks its processes, and a fork must not have Ray, which verl imports."""
+    file = tmp_path / "train.parquet"
+    pandas.DataFrame([row_of("openai/gsm8k", "72", extra_info={"index": 0})]).to_parquet(file)
+    program = (
+        "import sys; from r3_ext.data.check import read; "
+        f"assert read({str(file)!r}).verls == {{'openai/gsm8k'}} and 'ray' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -21,14 +21,8 @@ before a start, probes and evaluations.
 3. The grader judges the others, and what R^3 itself wrote in verl's format: these prompts ask for a box.
 """
 
-import contextlib
-import io
-import multiprocessing
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, lru_cache
-from multiprocessing.connection import Connection
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -36,6 +30,7 @@ from recipe.common.outcome import correct_from
 from recipe.common.reward.function import RewardFunction, Verdict
 from recipe.common.reward.math.pool import grade
 from recipe.common.reward.truths import OWN_MANAGER, accepted_answers
+from recipe.common.reward.verls import verls_reward
 
 FUNCTION, VERL, GRADER, MANAGER = "function", "verl", "grader", "manager"
 """What `judge_of` answers. `manager`: a reward manager that is not the recipe's, which alone knows how it judges."""
@@ -84,50 +79,6 @@ def is_converted(row: Mapping) -> bool:
     # Files that are read together have the columns of all of them, with None where there was none.
     held = {key for key, value in info.items() if value is not None} if isinstance(info, Mapping) else set()
     return held == {*CONVERTED} and row.get("ability") == "math"
-
-
-@cache
-def verls_reward(data_source: str) -> str | None:
-    """Whether verl has a reward for a data source. None: it has none; else what keeps it from loading, or an empty
-    text. verl's function itself is asked, with an answer that is none: it says NotImplementedError, or looks at it."""
-    if "ray" in sys.modules:
-        return _asked_verl(data_source)
-    # verl imports Ray, which a process that is going to fork must not have.
-    pipe = _where_verl_is()
-    pipe.send(data_source)
-    return pipe.recv()
-
-
-@lru_cache(maxsize=1)
-def _where_verl_is() -> Connection:
-    """A fork of this process that answers what `_asked_verl` does; it ends with this one."""
-    here, there = multiprocessing.Pipe()
-    context = multiprocessing.get_context("fork")
-    context.Process(target=_serve, args=(there, here), daemon=True).start()
-    there.close()
-    return here
-
-
-def _serve(pipe: Connection, others: Connection) -> None:
-    others.close()
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while True:
-            pipe.send(_asked_verl(pipe.recv()))
-
-
-def _asked_verl(data_source: str) -> str | None:
-    from verl.utils.reward_score import default_compute_score
-
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            default_compute_score(data_source, None, None)
-    except NotImplementedError:
-        return None
-    except ImportError as error:
-        return str(error)
-    except (TypeError, AttributeError):
-        pass
-    return ""
 
 
 def verls_faults(data_source: str, timeout_s: float) -> Iterator[str]:

@@ -23,10 +23,11 @@ from functools import cache
 from omegaconf import OmegaConf
 
 from recipe.common.reward.answerable import MATHEMATICS, Asker, Grader
-from recipe.common.reward.judge import RUN_PROGRAMS, Judges, is_verls, verls_reward
+from recipe.common.reward.judge import RUN_PROGRAMS, TIMEOUT_S, Judges, is_verls
 from recipe.common.reward.truths import OWN_MANAGER
+from recipe.common.reward.verls import verls_reward
 
-TIMEOUT_S, WORKERS = 5.0, 2
+WORKERS = 2
 NO_MATHEMATICS = "searchR1_"
 """How names of data sources begin whose answers are words."""
 
