@@ -164,6 +164,7 @@ class Loads:
 
     def _load_checkpoint(self) -> None:
         self._restored_tq_prompt_count = len(tq.kv_list("train")["train"])
+        self.global_steps = 3  # as verl's leaves it
 
 
 class Resumed(MeasuredMixin, Loads):
