@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from r3_ext.host.units import GIB
 from r3_ext.settings.sizing import Architecture, micro_batch_tokens
+from recipe.common.config.lengths import ACTOR, ROLLOUT, longest_row
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 PACKED = "actor_rollout_ref.model.use_remove_padding"
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
@@ -59,10 +59,6 @@ def fits(config: DictConfig, architecture: Architecture, tokens: int) -> bool:
 def cache_bytes(config: DictConfig, architecture: Architecture) -> int:
     """Keys and values of the longest row, without which vLLM does not start."""
     return (config.actor_rollout_ref.rollout.max_model_len or longest_row(config)) * 2 * architecture.kv_bytes
-
-
-def longest_row(config: DictConfig) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
 
 
 def too_small(config: DictConfig, architecture: Architecture) -> dict[str, int]:

@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from r3_ext.data import problems as data
 from r3_ext.data.write import to_row
 from r3_ext.tiny.world import LEVELS, World
+from recipe.common.reward.answerable import BOXED, FORMS
 
 NAME = "arithmetic"
-BOX = "\\boxed{{{}}}"
+BOX = FORMS[BOXED][-1]
 """How an answer is written."""
 LETTERS = "abcdef"
 STEPS = [("+", 2), ("+", 3), ("+", 6), ("-", 1), ("-", 3), ("-", 5)]

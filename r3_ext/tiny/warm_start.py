@@ -31,9 +31,9 @@ from r3_ext.host.files import replacing, sha256
 from r3_ext.tiny import tasks, tiny_model
 from r3_ext.tiny.tasks import Lesson
 from r3_ext.tiny.world import World, parse
-from recipe.common.outcome import CORRECT_FROM
-from recipe.common.reward.function import judged
-from recipe.common.reward.judge import is_verls, verls_reward
+from recipe.common.reward.answerable import FORMS
+from recipe.common.reward.judge import is_verls
+from recipe.common.reward.row_graders import grader_of
 
 VERSION = 15
 """Part of the cache key: raise it when a change of the code changes the result."""
@@ -49,8 +49,6 @@ CUT_OFF_SHARE = 0.15
 """Share of the reflection prompts whose attempt was cut off."""
 RAMBLING_FAILURES = 0.2
 """Share of the failures to recall that ramble on instead of giving a wrong answer."""
-FORMS = (tasks.BOX, "#### {}", "Answer: {}", "<answer>{}</answer>")
-"""How verl's rewards want an answer written, one or another of them."""
 
 
 class WarmStart(NamedTuple):
@@ -158,15 +156,9 @@ def recall_course(rows: list[dict], file: str, settings: Settings, exclude: froz
 
 def form_of(row: dict, answer: str) -> str:
     """How a right answer to a row is written: as verl's reward of its data source reads it, else boxed."""
-    if not is_verls(row) or verls_reward(row["data_source"]):
-        return tasks.BOX
-    from verl.utils.reward_score import default_compute_score
-
-    truth = row["reward_model"]["ground_truth"]
-    for form in FORMS:
-        if judged(default_compute_score(row["data_source"], form.format(answer), truth)).is_correct(CORRECT_FROM):
-            return form
-    return tasks.BOX
+    grader = grader_of(row) if is_verls(row) else None
+    forms = [form for *_, form in FORMS.values()] if grader else []
+    return next((form for form in forms if grader.accepts(row, form.format(answer))), tasks.BOX)
 
 
 def recall_lesson(

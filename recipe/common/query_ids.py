@@ -48,13 +48,13 @@ def check_query_ids(query_ids: Iterable, prompts: Iterable) -> None:
         query_id = str(query_id)
         if (size := len(query_id.encode("utf-8", "surrogatepass"))) > MAX_ID_BYTES:
             raise ValueError(
-                f"query_id {_short(query_id)!r} in row {row} has {size:,} bytes, {MAX_ID_BYTES:,} at most; shorten it, "
+                f"query_id {short(query_id)!r} in row {row} has {size:,} bytes, {MAX_ID_BYTES:,} at most; shorten it, "
                 "or leave the column out, and ids are made from prompt and answer"
             )
         first = first_prompt.setdefault(query_id, prompt)
         if first is not prompt and first != prompt:
             raise ValueError(
-                f"query_id {_short(query_id)!r} stands for different prompts, {_last_words(first)!r} and "
+                f"query_id {short(query_id)!r} stands for different prompts, {_last_words(first)!r} and "
                 f"{_last_words(prompt)!r}: replay would train the answers of one as answers of the other; give each "
                 "problem an id of its own, or leave the column out, and ids are made from prompt and answer"
             )
@@ -62,10 +62,10 @@ def check_query_ids(query_ids: Iterable, prompts: Iterable) -> None:
 
 def _last_words(prompt) -> str:
     text = prompt if isinstance(prompt, str) else prompt[-1].get("content") if prompt else ""
-    return _short(str(text))
+    return short(str(text))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -43,6 +43,11 @@ def read(batch: KVBatchMeta, fields: Sequence[str] | None = None) -> list[dict[s
     return rows_of(read_table(batch, fields))
 
 
+def read_keys(keys: Sequence[str], partition_id: str = TRAIN) -> list[dict[str, Any]]:
+    """Every field of the rows with these keys."""
+    return read(KVBatchMeta(partition_id=partition_id, keys=list(keys), tags=[{} for _ in keys]))
+
+
 def write(
     partition_id: str, keys: Sequence[str], rows: Sequence[dict[str, Any]] = (), tags: Sequence[dict] | None = None
 ) -> None:

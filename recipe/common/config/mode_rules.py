@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from omegaconf import DictConfig
 
 from recipe.common.checks import Broken, is_count
+from recipe.common.config.lengths import ACTOR, ROLLOUT
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, is_async
 
 SAMPLER = "trainer.v1.sampler"
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 QUIET = ("WARN", "WARNING", "ERROR", "CRITICAL")
 
 

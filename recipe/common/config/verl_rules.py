@@ -23,13 +23,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.checks import Broken, is_count, setting
 from recipe.common.config import engines, lengths, mode_rules
+from recipe.common.config.lengths import ACTOR, ROLLOUT
 from recipe.common.config.reward_rules import reward_manager
 
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 """Environment variables of every Ray process."""
 MODULES = f"{ENVIRONMENT}.VERL_USE_EXTERNAL_MODULES"
 """Where verl is told what to import in every Ray process: trainers and agent loops are found by name there."""
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
 CALCULATE = f"{ROLLOUT}.calculate_log_probs"
 

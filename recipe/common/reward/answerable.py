@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeGuard
 
+from recipe.common.query_ids import short
 from recipe.common.reward.math.pool import grade
 from recipe.common.reward.truths import accepted_answers
 
@@ -45,13 +46,13 @@ class Grader:
 
 BOXED = r"\boxed{}"
 FORMS = {
-    BOXED: ("boxed", re.compile("boxed"), "\\boxed{%s}"),
-    "####": ("####", re.compile(r"(?<=[^\n])####"), "#### %s"),  # at the start of a line it is a heading
-    "Answer:": ("answer:", re.compile(r"answer:(?!\s*\Z)"), "Answer: %s"),  # at the end it is a cue
-    "<answer>": ("<answer>", re.compile("<answer>"), "<answer>%s</answer>"),
+    BOXED: ("boxed", re.compile("boxed"), "\\boxed{{{}}}"),
+    "####": ("####", re.compile(r"(?<=[^\n])####"), "#### {}"),  # at the start of a line it is a heading
+    "Answer:": ("answer:", re.compile(r"answer:(?!\s*\Z)"), "Answer: {}"),  # at the end it is a cue
+    "<answer>": ("<answer>", re.compile("<answer>"), "<answer>{}</answer>"),
 }
 """By what a final answer is known: what a prompt in lower case holds that asks for it, with what around
-it, and how it is written."""
+it, and how it is written, with {} for what is answered."""
 THINKING = "<think>\n</think>\n"
 
 STANDS_FOR_NONE = frozenset(
@@ -78,7 +79,7 @@ def asked_forms(prompt: str) -> tuple[str, ...]:
 
 def written(answer: str, form: str, thinks: bool = False) -> str:
     r"""A response that gives this answer alone. `7`, `####`: `#### 7`."""
-    return (THINKING if thinks else "") + FORMS[form][-1] % answer
+    return (THINKING if thinks else "") + FORMS[form][-1].format(answer)
 
 
 def no_answer(reference: str) -> str | None:
@@ -128,7 +129,7 @@ class Asked:
         """What is wrong, one sentence for each data source and reason."""
         chosen = set(self.rows if sources is None else sources)
         return [
-            f"row {first}: reward_model.ground_truth {_short(example)} {why}"
+            f"row {first}: reward_model.ground_truth {short(' '.join(example.split()))!r} {why}"
             + (f" ({count - 1:,} further row{'s' if count > 2 else ''} of data_source {source})" if count > 1 else "")
             for (source, why), (first, example, count) in self.kinds.items()
             if source in chosen
@@ -186,7 +187,7 @@ def _ask(grader: Grader, row: Mapping, forms: tuple[str, ...], thinks: bool) -> 
         return None
     other = next((form for form in FORMS if form not in forms and accepted(form)), None)
     if other is not None:
-        return f"is right as `{FORMS[other][-1] % 'x'}`, and the prompt asks for {' or '.join(forms)}"
+        return f"is right as `{written('x', other)}`, and the prompt asks for {' or '.join(forms)}"
     return "is not accepted by its own grader"
 
 
@@ -210,7 +211,7 @@ MATHEMATICS = Grader("mathematics", graded)
 def unmatchable(answer: str) -> str | None:
     """Why nobody can give the answer of a problem of mathematics in a box; None where it can be given."""
     row = {"reward_model": {"ground_truth": answer}}
-    return _ask(MATHEMATICS, row, (r"\boxed{}",), False)
+    return _ask(MATHEMATICS, row, (BOXED,), False)
 
 
 def is_said(prompt: object) -> TypeGuard[list[Mapping]]:
@@ -223,8 +224,3 @@ def is_said(prompt: object) -> TypeGuard[list[Mapping]]:
 def said(prompt: Iterable[Mapping]) -> str:
     """What a prompt's messages say, as one text."""
     return "\n".join(message["content"] for message in prompt)
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -182,7 +182,7 @@ def _attempts_within_reach(reflection: ReflectionConfig, n: int) -> Iterator[Bro
 
 def _held_in_sync(reflection: ReflectionConfig, mode: str) -> Iterator[Broken]:
     if reflection.enable and reflection.when == "next_step" and mode != trainer_name("r3", SYNC):
-        key = "algorithm.r3.reflection.when"
+        key = f"{KEY}.reflection.when"
         yield Broken(
             f"{key}: next_step is for the synchronous mode, not for {mode}: no batch waits for a group there, so that "
             "asking at once costs no time",

@@ -28,7 +28,6 @@ from tensordict import TensorDict
 
 from recipe.common import queue
 from recipe.common.outcome import Reading
-from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import REFLECTION_UID, RowKey, is_reflection, reflection_uid, uid_of
 from recipe.r3.replay.all_wrong import AllWrong, all_wrong, due, place
 
@@ -117,7 +116,7 @@ class Asker:
                 keys[uid_of(key)].append(key)
         self._found |= dict.fromkeys(uids)
         for uid, members in keys.items():
-            rows = queue.read(KVBatchMeta(partition_id=queue.TRAIN, keys=members, tags=[{} for _ in members]))
+            rows = queue.read_keys(members)
             self._query[uid] = str(rows[0]["query_id"])
             if uid in now.finished and not self.is_known(self._query[uid]):
                 tags = [self.reading.tag(row, self._query[uid]) for row in rows]

@@ -151,7 +151,7 @@ class CrossContextReplayMixin(CountDiscardedMixin):
     def _append(self, batch: KVBatchMeta, replays: list[Replay], step: int) -> KVBatchMeta:
         """`batch` with the replayed rows behind the fresh ones."""
         firsts = [batch.keys[replay.positions[0]] for replay in replays]
-        templates = queue.read(KVBatchMeta(partition_id=batch.partition_id, keys=firsts, tags=[{} for _ in firsts]))
+        templates = queue.read_keys(firsts, batch.partition_id)
         keys, tags, rows = [], [], []
         for replay, template in zip(replays, templates, strict=True):
             members = [RowKey.parse(batch.keys[position]) for position in replay.positions]

@@ -98,8 +98,7 @@ class Holder:
         return dict(sorted(found.items(), key=lambda item: place(self.seed, self.since, item[1].attempt.query_id)))
 
     def _all_wrong(self, keys: list[str], tags: list[dict], step: int) -> AllWrong | None:
-        rows = queue.read(KVBatchMeta(partition_id=queue.TRAIN, keys=keys, tags=[{} for _ in keys]))
-        return all_wrong(rows, list(map(RowTag.from_tag, tags)), tags, self.seed, step)
+        return all_wrong(queue.read_keys(keys), list(map(RowTag.from_tag, tags)), tags, self.seed, step)
 
     def save(self, checkpoint: Path) -> None:
         """Write the waiting rows into a checkpoint; verl saves its queue in the asynchronous modes only."""
@@ -107,7 +106,7 @@ class Holder:
         file.unlink(missing_ok=True)
         if not self.keys:
             return
-        rows = queue.read(KVBatchMeta(partition_id=queue.TRAIN, keys=self.keys, tags=[{} for _ in self.keys]))
+        rows = queue.read_keys(self.keys)
         checkpoint.mkdir(parents=True, exist_ok=True)
         torch.save(
             {
