@@ -53,7 +53,6 @@ TAKEN, SKIPPED, BROKEN = "optimizer_steps", "skipped_steps", "broken_weights"
 """What the worker tells of an update: optimizer steps with a finite gradient, those without, and whether weights of any
 rank are not finite."""
 ALARM = "alarm/not_finite"
-ROLES = ("actor", "critic")
 
 
 def has_broken(module: torch.nn.Module) -> bool:
