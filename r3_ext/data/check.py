@@ -5,7 +5,6 @@ verl and its rollout workers would find out in the middle of a run, or train on 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -96,7 +95,7 @@ def read(path: str | Path, prompt_key: str = "prompt", any_truth: bool = False) 
 
 @lru_cache(maxsize=16)
 def _read(path: Path, prompt_key: str, any_truth: bool, modified: int, size: int) -> DataFile:
-    columns, number, rows = open_rows(path, (prompt_key, *NEEDED, "query_id", "extra_info", "ability", *PARTS))
+    columns, number, rows = open_rows(path, (prompt_key, *NEEDED, "query_id", "extra_info", *PARTS))
     data = DataFile(path, columns, number)
     data.faults = [
         Fault(name, 0, "is a name that verl gives away itself", "rename or drop the column")
@@ -264,20 +263,6 @@ def prompt_fault(prompt) -> tuple[str, str] | None:
 def is_text(value) -> bool:
     """Whether it is text with something in it that can be written as UTF-8."""
     return is_utf8(value) and bool(value.strip())
-
-
-def path_fault(path: str) -> str | None:
-    """Why no file can have this path or be looked at under it; pathlib raises of it. None where there may be one."""
-    full = os.path.expanduser(path)
-    if full.startswith("~"):
-        return "there is no such home"
-    try:
-        os.stat(full)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        return error.strerror
-    return None
 
 
 def is_number(value) -> bool:

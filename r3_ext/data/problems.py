@@ -25,6 +25,7 @@ from r3_ext.host.files import sha256
 from r3_ext.host.text import short
 from recipe.common.reward.answerable import unmatchable
 from recipe.common.reward.judge import is_verls
+from recipe.common.reward.wrapped import bare
 
 INSTRUCTION = " Please reason step by step, and put your final answer within \\boxed{}."
 """What the model card of DeepSeek-R1-Distill asks users to append to a math problem."""
@@ -104,10 +105,10 @@ def normal_form(answer: str) -> str:
 
 
 def final_answer(answer: str) -> str:
-    """What a worked solution in GSM8K's form ends in, else the answer as it is. `Add them.\n#### 3,780`: `3780`."""
+    """The answer alone, of a worked solution in GSM8K's form what it ends in. `Add them.\n#### 3,780`: `3780`."""
     match = WORKED.search(answer)
     if match is None:
-        return answer
+        return bare(answer)
     return match[1].replace(",", "") if GROUPED.fullmatch(match[1]) else match[1]
 
 

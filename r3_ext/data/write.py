@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from r3_ext.data.problems import Problem
 from r3_ext.host.files import replacing
 from r3_ext.host.text import first_line
+from recipe.common.reward.judge import BOXED_STYLE
 
 SCHEMA = pa.schema(
     [
@@ -28,13 +29,13 @@ def to_row(problem: Problem, data_source: str, split: str) -> dict:
         "data_source": data_source,
         "prompt": problem.messages,
         "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "reward_model": {"style": BOXED_STYLE, "ground_truth": problem.answer},
         "extra_info": {"index": problem.index, "split": split, "source": problem.source},
     }
     if problem.judged is None:
         return row
-    judged = json.loads(problem.judged)  # such a row is no converted one, and keeps its judge
-    own = {"data_source": judged["data_source"], "extra_info": row["extra_info"] | {"source": None}}
+    judged = json.loads(problem.judged)  # such a row keeps its judge
+    own = {"data_source": judged["data_source"]}
     return row | own | {"reward_model": {"style": "rule", "ground_truth": judged["ground_truth"]}}
 
 

@@ -16,6 +16,7 @@ from r3_ext.data import problems as data
 from r3_ext.host.files import replacing, sha256
 from r3_ext.settings.compose import quoted
 from r3_ext.tiny.world import World
+from recipe.common.config.value_rules import path_fault
 
 EMBEDDED = "embedded"
 TRAIN, VAL, MODEL = "data.train_files", "data.val_files", "actor_rollout_ref.model.path"
@@ -71,7 +72,7 @@ def named_by(overrides: Iterable[str]) -> set[str]:
 
 def check_place(name: str, path: str) -> None:
     """Refuse a path that cannot be used; one that does not exist passes."""
-    if fault := rows.path_fault(path):
+    if fault := path_fault(path):
         raise ValueError(f"{name}={path if len(path) < 100 else path[:90] + '...'}: {fault}; give another path")
 
 

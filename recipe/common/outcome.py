@@ -19,17 +19,22 @@ the verdict says so, else when what the function returned, before any penalty of
 `reward.reward_kwargs.correct_from`; truncation is measured here.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Number
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.checks import is_number, require
 from recipe.common.rows import PLAIN, RowTag
+
+if TYPE_CHECKING:
+    import torch
 
 NO_SCORE = "the reward function failed as the log says above, or the grader was late, on every one"
 CORRECT_FROM = 1.0
@@ -63,7 +68,7 @@ class Reading:
     eos_token_id: int | None = None
 
     @classmethod
-    def of(cls, config: DictConfig, tokenizer) -> "Reading":
+    def of(cls, config: DictConfig, tokenizer) -> Reading:
         return cls(correct_from(config), config.data.max_response_length, tokenizer.eos_token_id)
 
     def tag(self, row: dict, group: str) -> RowTag:
@@ -146,7 +151,7 @@ def lower_failed(tags: Sequence[RowTag]) -> list[RowTag]:
 
 def outcome_reward(old: torch.Tensor, reward: float) -> torch.Tensor:
     """Zeros like `old` (L,) with the reward on the last token, where verl puts an outcome reward."""
-    new = torch.zeros_like(old)
+    new = old.new_zeros(old.shape)
     new[-1:] = reward  # also of a response without tokens
     return new
 

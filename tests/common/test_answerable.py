@@ -23,6 +23,7 @@ from recipe.common.reward.math.pool import grade
 from recipe.common.reward.math.units import units_contradict
 from recipe.common.reward.row_graders import asker
 from recipe.common.reward.truths import OWN_MANAGER
+from recipe.common.reward.wrapped import bare
 
 DAPO = 'End with a line of the form Answer: $Answer (no quotes).\n\nWhat is 1 + 2?\n\nIts own line after "Answer:".'
 GSM = 'What is 1 + 2? Think step by step and write the final answer after "####".'
@@ -82,6 +83,65 @@ def test_an_answer_is_written_in_each_form():
 )
 def test_what_stands_for_no_answer_is_told(reference):
     assert no_answer(reference) and unmatchable(reference) == no_answer(reference)
+
+
+@pytest.mark.parametrize(
+    "reference", "TODO|not provided|see figure|See the figure.|图略|答案略|\\text{omitted}".split("|")
+)
+def test_what_stands_for_another_place_is_told(reference):
+    assert unmatchable(reference) == "stands for no answer"
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        *(("#### 36", "36"), ('["36"]', "36"), ("['36']", "36"), ("Answer: 5", "5"), ("ANSWER : 5", "5")),
+        *(("**5**", "5"), ("`5`", "5"), ('"5"', "5"), ("5</s>", "5"), ("5<|im_end|>", "5"), ("答案：5", "5")),
+        *(("<answer>36</answer>", "36"), ("The final answer is 5", "5"), ("**Answer: $5$**", "$5$")),
+        *(("36 apples", "36"), ("1,200 small marbles.", "1,200")),
+    ],
+)
+def test_what_stands_around_an_answer_is_told(reference, answer):
+    """Who is asked gives the answer alone, which such a reference calls wrong."""
+    assert bare(reference) == answer
+    assert grade(written(answer, BOXED), [reference]) is False
+    assert unmatchable(reference) == f"is right with all that it says, and wrong as {answer!r}: give the answer alone"
+    assert unmatchable(answer) is None
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *(
+            "5",
+            "$5$",
+            "\\boxed{5}",
+            "[5]",
+            "[1, 2]",
+            "x = 5",
+            "5 cm",
+            "5 million",
+            "3 or 4",
+            "2 pi",
+            "3 xyzw",
+            "5 hours",
+        ),
+        *(
+            "(B) 12",
+            "B. 12",
+            "10 sin x",
+            "12 \\text{ apples}",
+            "3 even",
+            "answer",
+            "no solution",
+            "A",
+            "2x sqrt",
+            "50%",
+        ),
+    ],
+)
+def test_around_what_is_an_answer_nothing_stands(reference):
+    assert bare(reference) == reference and unmatchable(reference) is None
 
 
 @pytest.mark.parametrize(
@@ -173,12 +233,14 @@ def run_config(train, val, **reward):
 
 
 def test_a_file_of_which_no_first_row_can_be_answered_ends_main_r3(tmp_path):
-    good, bad, lines = tmp_path / "good.parquet", tmp_path / "bad.parquet", tmp_path / "bad.jsonl"
+    names = "good.parquet", "bad.parquet", "bad.jsonl", "bad.json"
+    good, bad, lines, array = (tmp_path / name for name in names)
     pq.write_table(pa.Table.from_pylist([row("3"), *[row("3", prompt=DAPO)] * 9]), good)
     pq.write_table(pa.Table.from_pylist([row("3", prompt=DAPO)] * 100), bad)
     lines.write_text("".join(json.dumps(row("3", prompt=DAPO)) + "\n" for _ in range(3)))
     check_first_rows(run_config(good, tmp_path / "not there.parquet"))
-    for file, number in ((bad, 64), (lines, 3)):
+    array.write_text(json.dumps([row("3", prompt=DAPO)] * 3, indent=1))
+    for file, number in ((bad, 64), (lines, 3), (array, 3)):
         with pytest.raises(
             ValueError, match=rf"data.val_files: .*{file.name}, row 0: .*none of the first {number} rows"
         ):

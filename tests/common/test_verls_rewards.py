@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from reward_workers import EOS, MAX_RESPONSE_LENGTH, OWN, make_worker, score, write_tokenizer
 
 from recipe.common.outcome import Reading
-from recipe.common.reward.judge import CONVERTED, GRADER, PROGRAMS_S, RUN_PROGRAMS, VERL, judge_of, source_faults
+from recipe.common.reward.judge import BOXED_STYLE, GRADER, PROGRAMS_S, RUN_PROGRAMS, VERL, judge_of, source_faults
 from recipe.common.trainer.measured import rows_to_judge
 from verl.utils.reward_score import default_compute_score
 
@@ -150,12 +150,12 @@ CONFIG = OmegaConf.create(
 
 
 @pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: "-".join(sorted(branch.modules)))
-def test_rows_that_were_converted_go_to_the_grader_whatever_they_are_called(branch):
-    info = dict.fromkeys(CONVERTED, "x")
+def test_rows_that_ask_for_a_box_go_to_the_grader_whatever_they_are_called(branch):
+    info = dict.fromkeys(("index", "split", "source"), "x")  # also what NuminaMath's preprocessors write
     for source in branch.examples:
-        row = {"data_source": source, "ability": "math"}
-        assert judge_of(row | {"extra_info": info | {"answer": None}}, CONFIG) == GRADER
-        assert judge_of(row, CONFIG) == judge_of(row | {"extra_info": info | {"answer": "x"}}, CONFIG) == VERL
+        row = {"data_source": source, "ability": "math", "extra_info": info}
+        assert judge_of(row | {"reward_model": {"style": BOXED_STYLE}}, CONFIG) == GRADER
+        assert judge_of(row, CONFIG) == judge_of(row | {"reward_model": {"style": "rule"}}, CONFIG) == VERL
 
 
 @pytest.mark.parametrize("source", ["mine", "gsm8k", "OpenAI/gsm8k", "deepscaler", "None", ""])

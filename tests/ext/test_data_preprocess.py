@@ -48,7 +48,7 @@ def test_a_row_has_the_schema_verl_reads():
             }
         ],
         "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "reward_model": {"style": "boxed", "ground_truth": "2"},
         "extra_info": {"index": 7, "split": "train", "source": "aime"},
     }
 

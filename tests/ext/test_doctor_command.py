@@ -12,6 +12,7 @@ from r3_ext.doctor import command, entry, installation, machine, settings, stora
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.doctor.network import check_network
 from r3_ext.settings.compose import choices, compose_config
+from recipe.common.config import value_rules
 from tests.ext.doctored import as_json, levels, only, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_environment")]
@@ -115,7 +116,7 @@ class TestConfig:
             ("trainer.logger=5", "trainer.logger must be a text or a list of texts, got 5"),
             ("trainer.resume_mode=nope", "trainer.resume_mode must be one of auto, disable, resume_path, got 'nope'"),
             *((f"{key}='~nosuchuser/a'", f"{key} must be a path that can be used (there") for key in settings.PATHS),
-            *((f"{key}={'a' * 300}", f"{key} must be paths that can be used (File") for key in settings.FILES),
+            *((f"{key}={'a' * 300}", f"{key} must be paths that can be used (File") for key in value_rules.FILES),
             *((f"{key}={value}", f"{key} must be a text") for key in settings.PATHS for value in ("null", "5", "[a]")),
         ],
     )

@@ -13,7 +13,7 @@ from r3_ext.data.check import check
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL
 from r3_ext.tiny.warm_start import form_of
-from recipe.common.reward.judge import PROGRAMS_S, is_converted, is_verls
+from recipe.common.reward.judge import PROGRAMS_S, is_boxed, is_verls
 
 PROMPT = [{"role": "user", "content": "?"}]
 
@@ -32,8 +32,8 @@ def test_a_ground_truth_may_be_what_verls_reward_of_its_source_reads():
 @pytest.mark.parametrize("name", ["math", "aime24", "apps", "openai/gsm8k", "deepscaler"])
 def test_rows_that_the_converter_wrote_are_known_by_it_and_not_by_their_name(name):
     row = write.to_row(data.Problem("1 + 1?", "2", name, 0), name, "test")
-    assert is_converted(row) and not is_verls(row)
-    given = row | {"extra_info": {"index": 0, "split": "test"}}
+    assert is_boxed(row) and not is_verls(row)
+    given = row | {"reward_model": {"style": "rule", "ground_truth": "2"}}  # as verl's and NuminaMath's scripts write
     assert is_verls(given) is (name != "deepscaler")
 
 

@@ -17,12 +17,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from recipe.common.checks import Broken, Refused
-from recipe.common.config import engines, lengths, mode_rules, reward_rules, start_rules, verl_rules
+from recipe.common.config import engines, lengths, mode_rules, reward_rules, start_rules, value_rules, verl_rules
 from recipe.r3.config import r3_config, r3_rules
 from recipe.r3.config.r3_rules import all_rules, broken_rules
 
 FOLDER = Path(r3_config.__file__).parent
-MODULES = engines, lengths, mode_rules, reward_rules, start_rules, verl_rules, r3_config, r3_rules
+MODULES = engines, lengths, mode_rules, reward_rules, start_rules, value_rules, verl_rules, r3_config, r3_rules
 ACTOR, ROLLOUT, R3 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.r3"
 CORRECTION, MANAGER, FUNCTION = "algorithm.rollout_correction", "reward.reward_manager", "reward.custom_reward_function"
 ASYNC, SEPARATE = "trainer.v1.trainer_mode=r3_colocate_async", "trainer.v1.trainer_mode=r3_separate_async"
@@ -52,6 +52,12 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
     )
     mine = f"{FUNCTION}.path={folder}/mine.py"
     return {
+        "kinds": (
+            *("data.train_batch_size=null", f"{ACTOR}.optim.lr=nan", f"{ACTOR}.ppo_epochs=0"),
+            *(f"{ROLLOUT}.temperature=0", "trainer.resume_mode=foo", f"{ACTOR}.kl_loss_type=foo"),
+        ),
+        "kind and rule": ("data.train_batch_size=null", f"{ACTOR}.ppo_mini_batch_size=300"),
+        "nowhere": ("trainer.experiment_name=${nothing}",),
         "seed": ("data.seed=null",),
         "estimator": ("algorithm.adv_estimator=grpo",),
         "old trainer": ("trainer.use_v1=False",),
@@ -123,11 +129,12 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
             f"{R3}.replay.alpha=0",
             f"{R3}.history.path=''",
         ),
+        "own values and verl's": (f"{R3}.replay.k=0", f"+{R3}.ranking.x=1", f"{CORRECTION}.bypass_mode=True"),
         "own names": (f"+{R3}.replay.size=1",),
         "gone": (f"+{R3}.ranking.scope=failed", f"+{R3}.seed=3"),
         "manager's source": (f"{MANAGER}.source=registre",),
         "verl's manager": (f"{MANAGER}.name=dapo",),
-        "nobody's manager": (f"{MANAGER}.name=batch",),
+        "nobody's manager": (f"{MANAGER}.name=batch", "reward.reward_kwargs.grader_workers=0"),
         "unregistered": (f"{MANAGER}.source=register", f"{MANAGER}.name=prime"),
         "manager's arguments": (
             "+reward.reward_kwargs.overlong_buffer_cfg.enable=True",
@@ -145,6 +152,7 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
             "reward_model.reward_manager=dapo",
             "+reward_model.reward_kwargs.overlong_buffer_cfg.enable=False",
         ),
+        "old arguments": ("+reward_model.reward_kwargs.overlong_buffer_cfg.enable=True",),
         "older manager": (
             "reward_model.reward_manager=prime",
             "reward_model.enable=False",

@@ -53,8 +53,11 @@ def start(folder: Path) -> Path:
     """Import the libraries, fork the server and return its executable.
 
     Raises:
-        RuntimeError: this process has Ray loaded, or other threads, which a fork would not have.
+        RuntimeError: this process has Ray loaded, or other threads, which a fork would not have; or torch, which read
+            the environment as it was.
     """
+    if "torch" in sys.modules:
+        raise RuntimeError("the fork server must start before torch is loaded, which reads OMP_NUM_THREADS then")
     set_environment(environment())
     before = dict(os.environ)
     with _output_in(folder / LOG):

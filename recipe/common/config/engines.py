@@ -37,15 +37,25 @@ SAME: dict[str, str] = dict.fromkeys(
 
 
 @lru_cache(maxsize=8)
+def _of_verl(engine: str) -> DictConfig:
+    """All of verl's settings, interpolations as they stand; none of an engine that verl has no file of."""
+    root = Path(next(iter(find_spec("verl").submodule_search_locations)))  # pyright: ignore
+    name = "" if engine in ("", "dp") else f"{engine}_"
+    file = root / "trainer" / "config" / f"_generated_ppo_{name}trainer.yaml"
+    return OmegaConf.load(file) if file.is_file() else OmegaConf.create()  # pyright: ignore[reportReturnType]
+
+
+def verl_settings(engine: str = "") -> dict:
+    """verl's sections and settings. engine: verl's `model_engine`."""
+    return OmegaConf.to_container(_of_verl(engine), resolve=True)  # pyright: ignore[reportReturnType]
+
+
+@lru_cache(maxsize=8)
 def verl_defaults(engine: str = "") -> dict[str, object]:
     """verl's settings of actor, reference policy and critic by full key, interpolations as they stand; {} of an engine
     that verl has no file of."""
-    root = Path(next(iter(find_spec("verl").submodule_search_locations)))  # pyright: ignore
-    file = root / "trainer" / "config" / f"_generated_ppo_{engine}{'_' if engine else ''}trainer.yaml"
-    if not file.is_file():
-        return {}
-    config = OmegaConf.load(file)
-    return {key: value for section in SECTIONS for key, value in _leaves(config, section)}  # pyright: ignore[reportArgumentType]
+    config = _of_verl(engine)
+    return {key: value for section in SECTIONS for key, value in _leaves(config, section)} if config else {}
 
 
 def _leaves(config: DictConfig | ListConfig, section: str) -> list[tuple[str, object]]:

@@ -69,7 +69,12 @@ def no_legacy(config: DictConfig) -> Iterator[Broken]:
     if not old:
         return
     before, after = (_plain(settings.reward) for settings in (config, migrated(config)))
-    changed = [(key, value) for key, value in after.items() if key not in before or before[key] != value]
+    refused = tuple(key for one in reward_manager(migrated(config)) for key in one.out)
+    changed = [
+        (key, value)
+        for key, value in after.items()
+        if (key not in before or before[key] != value) and not f"{key}.".startswith(tuple(f"{one}." for one in refused))
+    ]
     ways = " ".join(setting(key if key in before else f"++{key}", value) for key, value in changed)
     told = ", ".join(f"{key}={value!r}" for key, value in old.items())
     have = "has no effect, none" if len(old) == 1 else "have no effect, none"
@@ -105,7 +110,7 @@ def reward_manager(config: DictConfig) -> Iterator[Broken]:
             "here, and a function of yours is not told of it; under verl's own manager they ask it",
             (naive, "reward.sandbox_fusion.url=null"),
         )
-    if is_own and manager.name == OWN_NAME:
+    if is_own and manager.name not in registered():
         yield from _arguments(config.reward.get("reward_kwargs"))
 
 

@@ -13,13 +13,13 @@
 # limitations under the License.
 """Rows with pictures, videos or sounds: two of them with the same words would be one problem to a history."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from recipe.common.checks import Broken
+from recipe.common.row_files import rows_of
 
 PARTS = ("images", "videos", "audios")
 """verl's columns, unless data.image_key and the like name others."""
@@ -42,31 +42,7 @@ def rows_of_text(config: DictConfig) -> Iterator[Broken]:
 def first_with(file: Path, columns: list[str]) -> tuple[int, str] | None:
     """Row and column of the first picture, video or sound of a file; one that cannot be read is others' to tell."""
     try:
-        if file.suffix == ".parquet":
-            return _in_parquet(file, columns)
-        return _in_lines(file, columns) if file.suffix in (".json", ".jsonl") else None
-    except (OSError, ValueError):  # pyarrow's errors are of these two kinds
+        rows = enumerate(rows_of(file, columns))
+        return next(((number, name) for number, row in rows for name in columns if row.get(name)), None)
+    except (OSError, ValueError):
         return None
-
-
-def _in_parquet(file: Path, columns: list[str]) -> tuple[int, str] | None:
-    import pyarrow.parquet
-
-    opened = pyarrow.parquet.ParquetFile(file)
-    there = [name for name in columns if name in opened.schema_arrow.names]
-    row = 0
-    for batch in opened.iter_batches(batch_size=64, columns=there) if there else ():
-        for values in batch.to_pylist():
-            if name := next((name for name in there if values[name]), None):
-                return row, name
-            row += 1
-    return None
-
-
-def _in_lines(file: Path, columns: list[str]) -> tuple[int, str] | None:
-    with file.open(encoding="utf-8") as lines:
-        for row, line in enumerate(lines):
-            values = json.loads(line) if any(f'"{name}"' in line for name in columns) else {}
-            if name := next((name for name in columns if isinstance(values, dict) and values.get(name)), None):
-                return row, name
-    return None

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.common.checks import Broken, remedy
-from recipe.common.config import lengths, verl_rules
+from recipe.common.config import lengths, value_rules, verl_rules
 from recipe.common.config.reward_rules import can_be_asked, migrated, no_legacy
 from recipe.common.config.row_rules import rows_of_text
 from recipe.common.config.verl_rules import ACTOR, CORRECTION, MODULES, ROLLOUT
@@ -39,6 +39,11 @@ BROKEN = ValueError, TypeError, AssertionError, NotImplementedError, HydraExcept
 
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
     """All rules, of a trainer whose recipe has none of its own."""
+    kinds = list(value_rules.kinds(config))
+    yield from kinds
+    if not all(one.ways for one in kinds):
+        return
+    config = followed(config, kinds)
     told = [*no_legacy(config), *verl_rules.of_any_method(migrated(config))]
     yield from told
     yield from at_start(followed(migrated(config), told))

@@ -27,6 +27,7 @@ from typing import TypeGuard
 from recipe.common.query_ids import short
 from recipe.common.reward.math.pool import grade
 from recipe.common.reward.truths import accepted_answers
+from recipe.common.reward.wrapped import bare
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,10 @@ THINKING = "<think>\n</think>\n"
 
 STANDS_FOR_NONE = frozenset(
     "proof|proved|see proof|proof omitted|notfound|not found|no answer|answer not found|no answer found|n/a|na|nan|"
-    "null|unknown|see solution|see the solution|see explanation|see above|omitted|tbd|qed|"
-    "证明|证明略|略|见解析|证明见解析".split("|")
+    "null|unknown|see solution|see the solution|see explanation|see above|omitted|tbd|tbc|todo|qed|"
+    "not provided|not given|not available|missing|see figure|see the figure|see graph|see diagram|see image|"
+    "see picture|see table|see text|see below|see attached|answers may vary|answers vary|"
+    "证明|证明略|略|见解析|证明见解析|图略|答案略|解析略|见图|如图|暂无答案|暂无".split("|")
 )
 """What data sets write where a problem has no final answer, in lower case and without dots."""
 TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -180,11 +183,16 @@ def _ask(grader: Grader, row: Mapping, forms: tuple[str, ...], thinks: bool) -> 
             return reasons[0]
         answers = [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None]
 
+    held = [bare(answer) for answer in answers] if grader.reads_mathematics else answers
+
     def accepted(form: str) -> bool:
-        return any(grader.accepts(row, written(answer, form, thinks)) for answer in answers)
+        return any(grader.accepts(row, written(answer, form, thinks)) for answer in held)
 
     if any(map(accepted, forms)):
         return None
+    whole = (written(answer, form, thinks) for answer in answers for form in forms)
+    if held != answers and any(grader.accepts(row, response) for response in whole):
+        return f"is right with all that it says, and wrong as {short(held[0])!r}: give the answer alone"
     other = next((form for form in FORMS if form not in forms and accepted(form)), None)
     if other is not None:
         return f"is right as `{written('x', other)}`, and the prompt asks for {' or '.join(forms)}"

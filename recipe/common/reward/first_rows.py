@@ -13,7 +13,6 @@
 # limitations under the License.
 """The first rows of each data file, looked at before Ray starts: a form of answer that is not graded is seen there."""
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -23,9 +22,10 @@ from omegaconf import DictConfig
 from recipe.common.reward.answerable import Asked, is_said, said
 from recipe.common.reward.judge import FUNCTION, MANAGER, judge_of
 from recipe.common.reward.row_graders import asker
+from recipe.common.row_files import rows_of
 
 ROWS = 64
-READ = "reward_model", "data_source", "extra_info", "ability"
+READ = "reward_model", "data_source", "extra_info"
 
 
 def check_first_rows(config: DictConfig) -> None:
@@ -52,22 +52,8 @@ def check_first_rows(config: DictConfig) -> None:
 
 
 def first_rows(file: Path, prompt_key: str) -> Iterator[dict]:
-    """At most ROWS rows of a parquet or JSON lines file; none of what is neither or cannot be read."""
+    """At most ROWS rows of a parquet or JSON file; none of what is neither or cannot be read."""
     try:
-        if file.suffix == ".parquet":
-            yield from _of_parquet(file, {prompt_key, *READ})
-        elif file.suffix in (".json", ".jsonl"):
-            with open(file, encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in islice(lines, ROWS) if line.strip()]
-            yield from (row for row in rows if isinstance(row, dict))
-    except (OSError, ValueError):  # Arrow's errors are of these two kinds
+        yield from islice(rows_of(file, {prompt_key, *READ}), ROWS)
+    except (OSError, ValueError):
         return
-
-
-def _of_parquet(file: Path, wanted: set[str]) -> Iterator[dict]:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(file) as opened:
-        columns = [name for name in opened.schema_arrow.names if name in wanted]
-        for batch in islice(opened.iter_batches(ROWS, columns=columns), 1):
-            yield from batch.to_pylist()

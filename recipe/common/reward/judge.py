@@ -18,7 +18,7 @@ before a start, probes and evaluations.
 
 1. `reward.custom_reward_function` judges every row.
 2. Where verl has a reward for the row's `data_source`, that judges (`default_compute_score`), as in `main_ppo`.
-3. The grader judges the others, and what R^3 itself wrote in verl's format: these prompts ask for a box.
+3. The grader judges the others, and rows whose `reward_model.style` is `boxed`: those that R^3 wrote in verl's format.
 """
 
 import threading
@@ -37,8 +37,8 @@ FUNCTION, VERL, GRADER, MANAGER = "function", "verl", "grader", "manager"
 TIMEOUT_S = 5.0
 """Seconds for one answer, unless `reward.reward_kwargs.grader_timeout_s` says so."""
 VERLS = "pkg://verl.utils.reward_score", "default_compute_score"
-CONVERTED = ("index", "split", "source")
-"""What `extra_info` of a row that R^3 converted holds, no more and no less."""
+BOXED_STYLE = "boxed"
+"""`reward_model.style` of a row that the grader judges whatever its data source: its prompt asks for a box."""
 RUN_PROGRAMS = ("codecontests", "apps", "codeforces", "taco")
 """Data sources of which verl's reward runs the program that is the answer."""
 PROGRAMS_S = 120.0
@@ -49,7 +49,7 @@ def judge_of(row: Mapping, config: DictConfig) -> str:
     """Who judges the answers to a row: `function`, `verl`, `grader`, or `manager`.
 
     Args:
-        row: in verl's format; `data_source` and `extra_info` are read.
+        row: in verl's format; `data_source` and `reward_model.style` are read.
         config: of a run; `reward` is read.
     """
     manager, has_function = config.reward.reward_manager, own_function(config) is not None
@@ -69,16 +69,14 @@ def own_function(config: DictConfig) -> str | None:
 
 def is_verls(row: Mapping) -> bool:
     """Whether verl's reward judges the row, unless the config names a function or another manager."""
-    return not is_converted(row) and verls_reward(str(row.get("data_source"))) is not None
+    return not is_boxed(row) and verls_reward(str(row.get("data_source"))) is not None
 
 
-def is_converted(row: Mapping) -> bool:
-    """Whether R^3 wrote the row in verl's format: then its `data_source` is a file's name, which may be one that verl
-    knows (`math`, `aime24`), and its prompt asks for a box."""
-    info = row.get("extra_info")
-    # Files that are read together have the columns of all of them, with None where there was none.
-    held = {key for key, value in info.items() if value is not None} if isinstance(info, Mapping) else set()
-    return held == {*CONVERTED} and row.get("ability") == "math"
+def is_boxed(row: Mapping) -> bool:
+    """Whether the row itself asks for the grader, as those do that R^3 wrote: their `data_source` is a file's name,
+    which may be one that verl knows (`math`, `aime24`)."""
+    reward = row.get("reward_model")
+    return isinstance(reward, Mapping) and reward.get("style") == BOXED_STYLE
 
 
 def verls_faults(data_source: str, timeout_s: float) -> Iterator[str]:

@@ -14,12 +14,13 @@
 """Rules that span several settings of R^3: what cannot work is refused before Ray starts or a model loads."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from copy import deepcopy
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.common.checks import Broken, refuse
-from recipe.common.config import engines, start_rules, verl_rules
+from recipe.common.config import engines, start_rules, value_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
 from recipe.common.modes import MODES, SYNC, trainer_name
 from recipe.common.outcome import correct_from
@@ -48,8 +49,13 @@ def all_rules(config: DictConfig) -> Iterator[Broken]:
 
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
-    """Each rule that the settings break. Those about another engine and about verl's old sections come first: the
-    others read the config as it is once these are followed."""
+    """Each rule that the settings break. Those about kinds of values, another engine and verl's old sections come
+    first: the others read the config as it is once these are followed."""
+    kinds = list(value_rules.kinds(config))
+    yield from kinds
+    if not all(one.ways for one in kinds):
+        return
+    config = start_rules.followed(config, kinds)
     yield from engines.fsdp_workers(config, "R^3")
     config = engines.as_fsdp(config)
     yield from no_legacy(config)
@@ -59,8 +65,19 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from _on_verls_settings(config)
     own = list(faults_of(config))
     yield from own
-    if not own:
+    if OmegaConf.select(config, KEY) is not None:
+        config = _without(config, [key for one in own for key in one.out])
         yield from _on_own_settings(config, load_r3_config(config))
+
+
+def _without(config: DictConfig, keys: Collection[str]) -> DictConfig:
+    """The config without these settings of ours, which have their defaults then."""
+    new = deepcopy(config)
+    with open_dict(new):
+        for key in keys:
+            parent, _, name = key.rpartition(".")
+            OmegaConf.select(new, parent).pop(name, None)
+    return new
 
 
 def _on_verls_settings(config: DictConfig) -> Iterator[Broken]:

@@ -72,6 +72,7 @@ REWRITES = [
         (r"\\[dtc]frac", r"\\frac"),
         (rf"\\frac ?({ARGUMENT})", r"\\frac{\1}"),
         (rf"(\\frac ?\{{[^{{}}]*\}}) ?({ARGUMENT})", r"\1{\2}"),
+        (r"\\sqrt ?\\pi(?![a-zA-Z])", r"\\sqrt{\\pi}"),
         (rf"\\operatorname ?\{{ ?({FUNCTION}) ?\}}", r"\1 "),
         (rf"{NO_WORD_BEFORE}({FUNCTION})(?= ?(?:[0-9(^_{{\\]|[a-zA-Z](?![a-zA-Z])))", r"\\\1 "),
         (rf"(?i){NO_WORD_BEFORE}pi{NO_WORD_AFTER}", r"\\pi "),
@@ -162,7 +163,8 @@ def members(text: str) -> tuple[str, list[str]]:
             return "()", [f"{name}={value}" for name, value in zip(names, values, strict=True)]
     found = _in_brackets(text)
     if found:
-        return text[0] + text[-1], found
+        kind = text[0] + text[-1]
+        return "()" if kind == "[]" and len(found) > 2 else kind, found  # [1,2,3] is no interval
     kind = ""
     if text.startswith(r"\{") and text.endswith(r"\}") and _one_pair(text[1:]) and text != r"\{\emptyset\}":
         kind, text = "{}", text[2:-2]

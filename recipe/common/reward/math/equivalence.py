@@ -31,7 +31,7 @@ from recipe.common.reward.math.symbolic import same_equation, symbolic_equal
 
 EXACT = re.compile(r"([+-]?)(?:\\frac\{([+-]?[0-9]+)\}\{([0-9]+)\}|([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:/([0-9]+))?)")
 BASED = re.compile(r"([0-9]+)(?:_\{?\(?([0-9]+)\)?\}?)?")
-CHOICE = re.compile(r"\(([A-J])\)([0-9]|[^(),+*/^=].+)?")
+CHOICE = re.compile(r"(?:\(([A-J])\)|([A-J])[.)](?=.))([0-9]|[^(),+*/^=].+)?")
 NUMERIC = re.compile(r"(?:[0-9 .+\-*/^(){}!]|\\(?:frac|sqrt|cdot|times|pi|binom))+")
 RELATION = re.compile(r"[<>]|\\(?:le(?!ft)|ge|in(?![ft]))")
 
@@ -40,6 +40,8 @@ def quick_verdict(gold: str, pred: str) -> bool | None:
     """Verdict without symbolic work, None if it needs some."""
     if gold == pred or not gold or not pred:
         return gold == pred != ""
+    if "–" in gold + pred:  # a range of numbers
+        return gold.replace("–", "-") == pred.replace("–", "-")
     gold_value, pred_value = _exact(gold), _exact(pred)
     if gold_value is not None and pred_value is not None:
         # 0.333333 against 1/3 is left to math-verify's rounding.
@@ -50,12 +52,16 @@ def quick_verdict(gold: str, pred: str) -> bool | None:
         same_base = None in (gold_based[2], pred_based[2]) or gold_based[2] == pred_based[2]
         return same_base and gold_based[1] == pred_based[1]
     if gold.isalpha() and pred.isalpha():
-        # A word is a word, Yes is yes; of single letters, which are variables or choices, none equals another.
-        return len(gold) > 1 and gold.casefold() == pred.casefold()
+        return len(gold) > 1 and gold.casefold() == pred.casefold() and not _are_letters(gold, pred)
     gold_forms, pred_forms = _choice_forms(gold), _choice_forms(pred)
-    if len(gold_forms) + len(pred_forms) < 4 and gold_forms & pred_forms:
+    if gold_forms == pred_forms or (len(gold_forms) + len(pred_forms) < 4 and gold_forms & pred_forms):
         return True
     return None
+
+
+def _are_letters(gold: str, pred: str) -> bool:
+    """Whether words that differ in case alone may be variables or points, as AB and ab, and not Yes and yes."""
+    return len(gold) < 4 and {gold.isupper(), pred.isupper()} == {True, False} and gold.casefold() not in ("no", "yes")
 
 
 def _exact(text: str) -> Fraction | None:

@@ -30,10 +30,12 @@ INVISIBLE = "".join(
 PLAIN = str.maketrans(
     {character: None for character in INVISIBLE}
     | {chr(code + 0xFEE0): chr(code) for code in range(ord("!"), ord("~"))}
-    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63", "-")
+    | dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63", "-")
     | dict.fromkeys("º˚", "°")
     | {"\u2062": "×", "\u2063": ",", "\u2064": "+", "µ": "μ", "∆": "Δ", "℃": "°C", "℉": "°F", "、": ",", "。": "."}
 )
+RANGE = re.compile("\\$?[0-9.,]+\u2013[0-9.,]+\\$?")
+"""An en dash between numbers alone is no minus: 3–4 is not -1."""
 STYLED = re.compile("(?![0-9])\\d|[\U0001d400-\U0001d7ff]|ℎ")
 OTHER_ALPHABET = re.compile("DOUBLE-STRUCK|SCRIPT|FRAKTUR")
 
@@ -54,7 +56,8 @@ LETTERS = dict(
     )
 )
 COMMANDS = """
-≤ ≦ ⩽ le | ≥ ≧ ⩾ ge | ≠ ne | ≈ approx | ≡ equiv | ≅ cong | ∼ sim | ∝ propto | ± pm | ∓ mp | × ⨉ ⨯ ✕ times | · ⋅ ∙ cdot
+≤ ≦ ⩽ le | ≥ ≧ ⩾ ge | ≠ ne | ≈ approx | ≡ equiv | ≅ cong | ∼ sim | ∝ propto | ± pm | ∓ mp | × ⨉ ⨯ ✕ times
+· ⋅ ∙ • ‧ cdot
 ÷ div | ∪ cup | ∩ cap | ∈ in | ∉ notin | ⊂ subset | ⊆ subseteq | ⊃ supset | ⊇ supseteq | ∖ setminus | ∞ infty
 ∧ land | ∨ lor | ¬ neg | ∀ forall | ∃ exists | → to | ⇒ Rightarrow | ⇔ Leftrightarrow | ↦ mapsto | … ldots | ⋯ cdots
 ∑ sum | ∏ prod | ∫ int | ∂ partial | ∇ nabla | ∘ circ | ∠ angle | △ triangle | ⊥ perp | ∥ parallel | ℏ hbar | ℓ ell
@@ -104,6 +107,7 @@ def to_latex(text: str) -> str:
     if text.isascii():
         return text
     text = STYLED.sub(_plain, unicodedata.normalize("NFC", text).translate(PLAIN))
+    text = text if RANGE.fullmatch(text.strip()) else text.replace("\u2013", "-")
     for pattern, replacement in RULES:
         text = pattern.sub(replacement, text)
     text = _with_roots(text)
