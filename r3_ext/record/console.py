@@ -84,6 +84,12 @@ class RunDisplay:
             self.say(f"alarm: gradients or weights are not finite; optimizer steps skipped: {skipped}")
 
 
+def found_by(by: dict[str, int]) -> str:
+    """What one way of asking found. `40, found 10: 250 tokens each`."""
+    price = f"{by['tokens'] // by['found']:,} tokens each" if by["found"] else f"nothing for {by['tokens']:,} tokens"
+    return f"{by['asked']:,}, found {by['found']:,}: {price}"
+
+
 def closing_table(summary: dict) -> Table:
     """The summary of a run as a table."""
     table = Table(title="Run summary", show_header=False)
@@ -112,6 +118,8 @@ def closing_table(summary: dict) -> Table:
         table.add_row("replayed rows", f"{summary['replayed_rows']:,}")
         reflection = summary["reflection"]
         table.add_row("reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}")
+        for way, by in reflection["by"].items():
+            table.add_row(f"all-wrong groups asked again, {way}", found_by(by))
     errors, in_validation = summary["reward_errors"], summary["val_reward_errors"]
     if errors or in_validation:
         told = f"{errors:,}, and {in_validation:,} in validation" if in_validation else f"{errors:,}"

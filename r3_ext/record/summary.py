@@ -12,6 +12,8 @@ CUT = "metrics_cut.jsonl"
 NO_SCORE = "the grader was late, or the reward function failed"
 """Why an answer has no score, and counts as wrong."""
 GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
+WAYS = ("reflection", "plain")
+"""How all-wrong groups are asked again before the next visit."""
 ALL_GROUPS = (*GROUPS, "no_signal", "split")
 
 
@@ -107,6 +109,11 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
             "prompts": total("reflection/prompts"),
             "solved": total("reflection/solved"),
             "prompt_tokens": total("reflection/prompt_tokens"),
+            "by": {
+                way: {name: total(f"reflection/by_{way}/{name}") for name in ("asked", "found", "tokens")}
+                for way in WAYS
+                if total(f"reflection/by_{way}/asked")
+            },
         },
         "reward_errors": total("reward/errors"),
         "val_reward_errors": int(sum(row.get("val/reward_errors", 0) for row in rows)),

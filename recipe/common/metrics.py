@@ -20,7 +20,7 @@ import numpy as np
 
 from recipe.common.outcome import dead_outcome
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import PLAIN, REFLECTION, Origin, RowTag, groups_of, tags_of
+from recipe.common.rows import PLAIN, Origin, RowTag, groups_of, tags_of
 
 LEDGER = (
     *("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong"),
@@ -37,6 +37,7 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
 
     Dead says that all answers are equally correct, no_signal that all rows have one reward, so that nothing is
     learned from them: with a length bonus, an all-correct group of unequal lengths is dead and trains to be short.
+    A group that further answers joined counts as it is with them.
 
     Args:
         batch: rows of a step with the tags of rows.py.
@@ -66,14 +67,15 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
 
 
 def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """Means over fresh plain rows (`fresh/`), replayed rows (`replay/`) and fresh reflection rows (`reflection/`).
+    """Means over fresh plain rows (`fresh/`), replayed rows (`replay/`) and those of groups that were asked again
+    (`reflection/`), plainly or with a reflection prompt.
 
     `trained/rows` and `trained/tokens` (of responses) are those of all three.
     """
     tags = [tag for tag in tags_of(batch) if tag.origin is not Origin.PADDING]
     series = {
-        "fresh": [tag for tag in tags if tag.is_fresh and tag.variant == PLAIN],
-        "reflection": [tag for tag in tags if tag.is_fresh and tag.variant == REFLECTION],
+        "fresh": [tag for tag in tags if tag.is_plain],
+        "reflection": [tag for tag in tags if tag.is_fresh and not tag.is_plain],
         "replay": [tag for tag in tags if tag.is_replayed],
     }
     metrics = {}

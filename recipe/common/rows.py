@@ -123,6 +123,8 @@ class RowTag:
     """The grader was late or the reward function failed: nobody knows whether it is right, it counts as wrong."""
     waited: bool = False
     """Whether its group was generated a step ago and waited for what asking again would find."""
+    again: bool = False
+    """Whether it is one of the further answers to the plain prompt of an all-wrong group, which it joined."""
     versions: int = 1
     """How many steps' weights wrote it."""
     replay_age: int | None = None
@@ -149,6 +151,11 @@ class RowTag:
     @property
     def is_fresh(self) -> bool:
         return self.origin is Origin.FRESH
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an answer to a plain prompt, as GRPO has it."""
+        return self.is_fresh and self.variant == PLAIN and not self.again
 
     @property
     def is_replayed(self) -> bool:
@@ -179,9 +186,9 @@ def groups_of(keys: Sequence[str], tags: Iterable[RowTag]) -> dict[str, list[int
 
 
 def plain_keys(batch) -> list[str]:
-    """Keys of the rows of a batch that were generated in this step from plain prompts."""
+    """Keys of the rows of a batch that were generated in this step from plain prompts, further answers left out."""
     rows = zip(batch.keys, tags_of(batch), strict=True)
-    return [key for key, tag in rows if tag.is_fresh and tag.variant == PLAIN]
+    return [key for key, tag in rows if tag.is_plain]
 
 
 def versions_of(tag: dict[str, Any]) -> int:

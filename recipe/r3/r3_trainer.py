@@ -52,8 +52,9 @@ from recipe.common.trainer.workers import (
     CountingDetachActorWorker,
 )
 from recipe.r3.alarms import WARN_AFTER_STEPS, DeadGroupAlarm, LengthAlarm
-from recipe.r3.config.r3_config import describe
+from recipe.r3.config.r3_config import AT_ONCE, NEXT_STEP, NEXT_VISIT, describe
 from recipe.r3.config.r3_rules import validate_r3_config
+from recipe.r3.data_checks import check_data
 from recipe.r3.history.store import History, tokenizer_fingerprint
 from recipe.r3.off_policy_rows import compare_policies, describe_policy, taper_advantages
 from recipe.r3.ranking import put_back, rank, ranked_groups
@@ -65,7 +66,7 @@ from recipe.r3.replay.buffer_async import HOOKS as BUFFER_HOOKS
 from recipe.r3.replay.buffer_async import R3ReplayBufferAsync
 from recipe.r3.replay.draw import Replayer
 from recipe.r3.replay.holding import Holder
-from recipe.r3.text_alone import check_text_alone
+from recipe.r3.replay.ways import Ways
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -144,7 +145,9 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         self.replay_buffer.reading = Reading.of(self.config, self.tokenizer)
-        self._check_data()
+        rows = self.train_dataset.dataframe
+        check_data(rows, self.config, self.tokenizer, self.processor)
+        self.train_dataset.dataframe = with_query_ids(rows, self.config.data.prompt_key)
         if self.r3.reflection.enable:
             self.planner = ReflectionPlanner(
                 self.r3.reflection,
@@ -160,9 +163,11 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
 
     def _ask_sooner(self, planner: ReflectionPlanner) -> None:
         seed = self.config.data.seed
-        if self.r3.reflection.when == "next_step":
+        if self.r3.reflection.when != NEXT_VISIT:
+            planner.ways = self.replay_buffer.ways = Ways(self.r3.reflection.ask, seed)
+        if self.r3.reflection.when == NEXT_STEP:
             self.replay_buffer.holder = Holder(seed, planner.fits)
-        elif self.r3.reflection.when == "at_once":
+        elif self.r3.reflection.when == AT_ONCE:
             self.replay_buffer.asker = Asker(
                 lambda groups, step: planner.again(groups, self.columns, step),
                 super()._submit_batch_to_rollout,
@@ -177,28 +182,12 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
             self.replay_buffer.asker.remember(batch)
         return super()._submit_batch_to_rollout(batch)
 
-    def _check_data(self) -> None:
-        """What would otherwise surface after the models are loaded, or as a crash in a rollout worker."""
-        data, rows = self.config.data, self.train_dataset.dataframe
-        check_text_alone(rows, self.config, self.processor)
-        self.train_dataset.dataframe = with_query_ids(rows, data.prompt_key)
-        if self.steps_per_epoch == 0:
-            raise ValueError(
-                f"data.train_files: {len(self.train_dataset)} prompts of at most data.max_prompt_length="
-                f"{data.max_prompt_length} tokens are fewer than data.train_batch_size={data.train_batch_size}"
-            )
-        if self.tokenizer.chat_template is None:
-            raise ValueError(
-                f"actor_rollout_ref.model.path: {self.config.actor_rollout_ref.model.path} has no chat template; add "
-                "one to the tokenizer or set actor_rollout_ref.model.custom_chat_template"
-            )
-
     def _load_checkpoint(self) -> None:
         resume_step(self.config.trainer)
         with without_unpickling():
             super()._load_checkpoint()
-            if self.replay_buffer.holder and self.global_steps:
-                self.replay_buffer.holder.load(self._checkpoint_folder())
+            for part in self._saved_beside() if self.global_steps else ():
+                part.load(self._checkpoint_folder())
         identity = {
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "model": str(self.config.actor_rollout_ref.model.path),
@@ -212,11 +201,15 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         # Before the checkpoint: one whose history could not be written must not come into being.
         if self._may_save():
             self.history.pin(self.global_steps)
-            if self.replay_buffer.holder:
-                self.replay_buffer.holder.save(self._checkpoint_folder())
+            for part in self._saved_beside():
+                part.save(self._checkpoint_folder())
         super()._save_checkpoint()
         pinned = self.history.pinned()
         self.history.unpin(lambda step: is_gone(self.config.trainer, step, pinned))
+
+    def _saved_beside(self) -> list[Holder | Ways]:
+        """What a checkpoint holds of ours beside verl's files and the history."""
+        return [part for part in (self.replay_buffer.holder, self.replay_buffer.ways) if part]
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")

@@ -27,7 +27,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from recipe.common.rows import PLAIN, REFLECTION, reflection_uid
 from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import History, Sample, Transfer
-from recipe.r3.replay.asking import AllWrong
+from recipe.r3.replay.all_wrong import AllWrong
+from recipe.r3.replay.ways import Ways
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils import tensordict_utils as tu
@@ -145,6 +146,8 @@ class ReflectionPlanner:
         self.cap = config.cap(batch_size)
         self.budget = budget
         self.seed = seed
+        self.ways: Ways | None = None
+        """By which prompt all-wrong groups are asked again, where that is before the next visit."""
 
     def augment(
         self, batch: TensorDict, step: int, waiting: int = 0, held: dict[str, AllWrong] | None = None
@@ -188,8 +191,16 @@ class ReflectionPlanner:
         return (batch if again is None else tu.concat_tensordict([batch, again])), metrics
 
     def fits(self, group: AllWrong) -> bool:
-        """Whether there is a reflection prompt for a group."""
-        return self._messages(list(group.row["raw_prompt"]), group.attempt) is not None
+        """Whether there is a prompt by which a group is asked again."""
+        return self._asked(group) is not None
+
+    def _asked(self, group: AllWrong) -> dict[str, Any] | None:
+        """What differs from the columns of its plain prompt; None where no prompt fits."""
+        attempt = group.attempt
+        if self.ways and self.ways.way(attempt.query_id, attempt.step) == PLAIN:
+            return {"agent_name": self.default_agent}  # TransferQueue does not keep what its row named
+        messages = self._messages(list(group.row["raw_prompt"]), attempt)
+        return None if messages is None else {"raw_prompt": messages, "agent_name": AGENT_NAME}
 
     def _messages(self, messages: list[dict], attempt: Sample) -> list[dict] | None:
         template = self.config.template_cut_off if attempt.truncated else self.config.template
@@ -222,14 +233,14 @@ class ReflectionPlanner:
         return tu.concat_tensordict([batch, extra])
 
     def again(self, groups: dict[str, AllWrong], columns: list[str], step: int) -> TensorDict | None:
-        """Reflection prompts for groups of a batch that is being generated, by their uids; None where none fits.
+        """The prompts by which groups of a batch that is being generated are asked again; None where none fits.
 
         columns: of the batch.
         """
         rows = []
         for uid, group in groups.items():
-            if (messages := self._messages(list(group.row["raw_prompt"]), group.attempt)) is not None:
-                own = {"raw_prompt": messages, "agent_name": AGENT_NAME, "uid": reflection_uid(uid)}
+            if (asked := self._asked(group)) is not None:
+                own = {"raw_prompt": list(group.row["raw_prompt"]), "uid": reflection_uid(uid)} | asked
                 rows.append({name: group.row[name] for name in columns if name not in own} | own)
         if not rows:
             return None

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from r3_ext.record.console import closing_table, step_line
+from r3_ext.record.console import closing_table, found_by, step_line
 from r3_ext.record.summary import over_starts, read_metrics, summarise
 
 
@@ -44,7 +44,7 @@ def test_counts_add_up_over_steps_and_kinds_of_rows():
     assert summary["generated_tokens"] == 3 * 150
     assert summary["trained_rows"] == 3 * (8 + 1 + 4)
     assert summary["groups"]["rescued_by_replay"] == 3 and summary["groups"]["still_dead"] == 0
-    assert summary["reflection"] == {"prompts": 3, "solved": 3, "prompt_tokens": 0}
+    assert summary["reflection"] == {"prompts": 3, "solved": 3, "prompt_tokens": 0, "by": {}}
     assert summary["trained_tokens"] is None and summary["groups"]["split"] is None, "not logged is not zero"
     logged = [row(1, 0.5, **{"trained/tokens": 160, "groups/split": 0, "groups/no_signal": 1})] * 2
     counted = summarise(logged, batch_size=2, n=4, seconds_total=60.0)
@@ -53,6 +53,18 @@ def test_counts_add_up_over_steps_and_kinds_of_rows():
     assert (summary["reward"]["first"], summary["reward"]["last"]) == (0.5, 0.9)
     assert summary["val"] == {"first": pytest.approx(0.3), "last": 0.5}
     assert summary["seconds"] == {"total": 60.0, "per_step_median": 2.0}
+
+
+def test_what_asking_again_found_is_added_up_by_way():
+    by = {f"reflection/by_{way}/{name}": 0 for way in ("reflection", "plain") for name in ("asked", "found", "tokens")}
+    rows = [
+        row(step, 0.5, **by | {"reflection/by_plain/asked": 2, "reflection/by_plain/tokens": 90}) for step in (1, 2)
+    ]
+    rows.append(row(3, 0.5, **by | {"reflection/by_plain/found": 1}))
+    found = summarise(rows, batch_size=2, n=4, seconds_total=60.0)["reflection"]["by"]
+    assert found == {"plain": {"asked": 4, "found": 1, "tokens": 180}}
+    assert found_by(found["plain"]) == "4, found 1: 180 tokens each"
+    assert found_by({"asked": 4, "found": 0, "tokens": 180}) == "4, found 0: nothing for 180 tokens"
 
 
 def test_validation_is_ours_before_verls_and_its_errors_are_counted():

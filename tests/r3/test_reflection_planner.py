@@ -12,6 +12,8 @@ from recipe.common.rows import PLAIN, REFLECTION, is_reflection
 from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import Sample, Transfer
 from recipe.r3.reflection import AGENT_NAME
+from recipe.r3.replay.all_wrong import AllWrong
+from recipe.r3.replay.ways import Ways
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -273,3 +275,30 @@ def test_fewer_are_asked_while_more_than_a_steps_worth_waits(tokenizer, history,
     assert planner.cap == 2
     _, metrics = planner.augment(make_batch(tokenizer, queries), 2, waiting)
     assert metrics["reflection/prompts"] == asked
+
+
+@pytest.mark.parametrize("ask", ["reflection", "plain"])
+def test_an_all_wrong_group_is_asked_by_the_way_that_is_chosen(tokenizer, history, ask):
+    planner, batch = make_planner(tokenizer, history), make_batch(tokenizer, ["q1", "q2"])
+    planner.ways = Ways(ask, 0)
+    planner.name_agents(batch)
+    columns = [str(name) for name in batch.keys()]
+    # As TransferQueue has the rows: without the name of the agent.
+    rows = [{name: value for name, value in row.items() if name != "agent_name"} for row in worker_rows(batch)]
+    attempt = Sample("q1", np.array(encode(tokenizer, "it is 5")), False, 0.0, False, step=3)
+    asked = worker_rows(planner.again({"u1": AllWrong(rows[0], attempt)}, columns, 7))
+    ((row,), plain) = asked, rows[0]["raw_prompt"]
+    assert (row["uid"], row["query_id"], row["global_steps"]) == ("reflection-u1", "q1", 7)
+    shown = "it is 5" in row["raw_prompt"][-1]["content"]
+    assert (shown, row["agent_name"]) == ((True, AGENT_NAME) if ask == "reflection" else (False, "single_turn_agent"))
+    assert (list(row["raw_prompt"]) == list(plain)) is (ask == "plain")
+    assert row.keys() == {*rows[0], "agent_name"}
+
+
+def test_the_plain_prompt_always_fits(tokenizer, history):
+    planner, batch = make_planner(tokenizer, history, budget=1), make_batch(tokenizer, ["q1"])
+    group = AllWrong(worker_rows(batch)[0], Sample("q1", np.array([5]), False, 0.0, False, step=3))
+    planner.ways = Ways("reflection", 0)
+    assert not planner.fits(group)
+    planner.ways = Ways("plain", 0)
+    assert planner.fits(group)

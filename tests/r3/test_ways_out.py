@@ -121,6 +121,7 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
             "trainer.v1.trainer_mode=r3_colocate_async",
             f"{R3}.reflection.when=next_step",
         ),
+        "asked plainly at the next visit": (f"{R3}.reflection.ask=adaptive",),
         "ranked above nothing": ("reward.reward_kwargs.correct_from=0",),
         "correct": ("reward.reward_kwargs.correct_from=half",),
         "own values": (
@@ -204,7 +205,7 @@ def without(overrides: Iterable[str], left: list[str]) -> list[str]:
 
 ASKED = {
     *("no threshold", "coroutine", "no name", "unknown name", "policy loss", "old rollout", "unregistered"),
-    *("micro-batch", "micro-batch of the reference", "dynamic", "megatron"),
+    *("micro-batch", "micro-batch of the reference", "dynamic", "megatron", "kinds", "kind and rule", "nowhere"),
 }
 """Cases of rules that ask verl or load something; the others are told by settings alone, which is quicker."""
 

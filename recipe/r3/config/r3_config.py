@@ -37,6 +37,7 @@ from recipe.common.checks import (
     require,
     setting,
 )
+from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.config import gone
 from verl.base_config import BaseConfig
 
@@ -47,7 +48,9 @@ def _require(ok: bool, key: str, rule: str, value: Any) -> None:
     require(ok, f"{KEY}.{key}", rule, value)
 
 
-WHEN = "next_visit", "next_step", "at_once"
+WHEN = NEXT_VISIT, NEXT_STEP, AT_ONCE = "next_visit", "next_step", "at_once"
+ADAPTIVE = "adaptive"
+ASK = REFLECTION, PLAIN, ADAPTIVE
 
 ATTEMPT_WORDS = (
     r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above) attempt\b"
@@ -93,13 +96,13 @@ class ReplayConfig(BaseConfig):
     """[U] Replay `correct` answers only, into all-wrong groups, `wrong` ones only, or `both` as the paper does. A wrong
     answer of long ago teaches an all-right group little, and pushes down what right ones share with it."""
     trains: str = "replayed"
-    """[U] Which rows of a group with replayed rows take their advantage from eq. (3): the `replayed` ones, while the
-    fresh ones keep what GRPO gives them; `all`, as in the paper; or the `fresh` ones, while the others enter mean and
-    std only. Where all fresh rows earn the same, eq. (3) gives each of them the same: zero gradient on average, and
+    """[U] Which rows of a group with replayed rows take their advantage from eq. (3): `replayed`, `fresh` or `all`, as
+    in the paper. With `replayed` the fresh ones keep what GRPO gives them; with `fresh` the others enter mean and std
+    only. Where all fresh rows earn the same, eq. (3) gives each of them the same: zero gradient on average, and
     noise."""
     reflected_unless: str | None = ATTEMPT_WORDS
     """[U] An answer born under a reflection prompt is replayed under the plain prompt, too, unless this regular
-    expression finds something in its text, without regard to case: the plain prompt holds no attempt that could be
+    expression finds something in its text, without regard to case. The plain prompt holds no attempt that could be
     spoken of. None: whatever the text says."""
     same_step: bool = True
     """[U] An answer born under reflection may also be replayed in the step that finds it, where the history holds none
@@ -132,6 +135,9 @@ class ReflectionConfig(BaseConfig):
     when: str = "next_visit"
     """[U] When an all-wrong group is asked again: at the `next_visit` of its query (the paper's), in the `next_step`
     or `at_once`. Hard queries that the history knows are asked with their batch in all three."""
+    ask: str = "reflection"
+    """[U] Prompt that asks all-wrong groups sooner: `reflection`, `plain` or `adaptive`. Answers to the plain prompt
+    join the group, on policy. `adaptive` follows what each of the two has found for a token in this run."""
     threshold: float = 0.25
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4
@@ -169,6 +175,7 @@ class ReflectionConfig(BaseConfig):
         ok = self.rounds is None or is_count(self.rounds, 1)
         _require(ok, "reflection.rounds", "be at least 1 or null", self.rounds)
         _require(self.when in WHEN, "reflection.when", f"be one of {WHEN}", self.when)
+        _require(self.ask in ASK, "reflection.ask", f"be one of {ASK}", self.ask)
         for name in ("template", "template_cut_off"):
             template = getattr(self, name)
             for part in ("{question}", "{attempt}"):
@@ -232,6 +239,8 @@ def describe(r3: R3Config) -> list[str]:
     answers = {"both": "answers", "correct": "right answers", "wrong": "wrong answers"}[r3.replay.outcome]
     replay = f"k={r3.replay.k} {answers}, their old log-probs: {correction}"
     reflection = f"below {r3.reflection.threshold:g} after {r3.reflection.min_attempts} attempts"
+    if r3.reflection.when != NEXT_VISIT:
+        reflection += f", and all-wrong groups {r3.reflection.when}, asked by {r3.reflection.ask}"
     parts = {"replay": (r3.replay, replay), "reflection": (r3.reflection, reflection)}
     parts["ranking"] = (r3.ranking, f"of truncated rows, at most {r3.ranking.max_reward:g}")
     return [f"{name} {text if part.enable else 'off'}" for name, (part, text) in parts.items()]

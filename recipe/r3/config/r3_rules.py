@@ -24,7 +24,16 @@ from recipe.common.config import engines, start_rules, value_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
 from recipe.common.modes import MODES, SYNC, trainer_name
 from recipe.common.outcome import correct_from
-from recipe.r3.config.r3_config import R3Config, ReflectionConfig, faults_of, load_r3_config
+from recipe.common.rows import REFLECTION
+from recipe.r3.config.r3_config import (
+    AT_ONCE,
+    NEXT_STEP,
+    NEXT_VISIT,
+    R3Config,
+    ReflectionConfig,
+    faults_of,
+    load_r3_config,
+)
 
 OWN_MODULES = "recipe.r3.r3_trainer", "recipe.r3.reflection"
 ONE_TURN = "R^3 stores and replays answers of one turn"
@@ -42,20 +51,21 @@ def validate_r3_config(config: DictConfig) -> R3Config:
 
 
 def all_rules(config: DictConfig) -> Iterator[Broken]:
-    """`broken_rules`, and what is found by asking verl and loading what the user names: once, before Ray starts."""
+    """Kinds of values, on which all other rules count; `broken_rules`; and what is found by asking verl and loading
+    what the user names. Once, before Ray starts."""
+    kinds = list(value_rules.kinds(config))
+    yield from kinds
+    if not all(one.ways for one in kinds):
+        return
+    config = start_rules.followed(config, kinds)
     told = list(broken_rules(config))
     yield from told
     yield from start_rules.at_start(start_rules.followed(migrated(engines.as_fsdp(config)), told))
 
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
-    """Each rule that the settings break. Those about kinds of values, another engine and verl's old sections come
-    first: the others read the config as it is once these are followed."""
-    kinds = list(value_rules.kinds(config))
-    yield from kinds
-    if not all(one.ways for one in kinds):
-        return
-    config = start_rules.followed(config, kinds)
+    """Each rule that the settings break. Those about another engine and about verl's old sections come first: the
+    others read the config as it is once these are followed."""
     yield from engines.fsdp_workers(config, "R^3")
     config = engines.as_fsdp(config)
     yield from no_legacy(config)
@@ -106,6 +116,7 @@ def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:
     yield from _no_bypass(correction, actor.policy_loss.loss_mode, r3)
     yield from _rows_stay(correction, r3)
     yield from _attempts_within_reach(r3.reflection, rollout.n)
+    yield from _asked_sooner(r3.reflection)
     yield from _held_in_sync(r3.reflection, config.trainer.v1.trainer_mode)
     yield from _groups_whole(actor, r3)
     yield from _taper_knows(rollout, r3)
@@ -197,13 +208,23 @@ def _attempts_within_reach(reflection: ReflectionConfig, n: int) -> Iterator[Bro
         )
 
 
+def _asked_sooner(reflection: ReflectionConfig) -> Iterator[Broken]:
+    if reflection.enable and reflection.ask != REFLECTION and reflection.when == NEXT_VISIT:
+        key = f"{KEY}.reflection"
+        yield Broken(
+            f"{key}.ask: {reflection.ask} has no effect with {key}.when={NEXT_VISIT}: the next visit asks the plain "
+            "prompt by itself",
+            (f"{key}.when={AT_ONCE}", f"{key}.ask={REFLECTION}"),
+        )
+
+
 def _held_in_sync(reflection: ReflectionConfig, mode: str) -> Iterator[Broken]:
-    if reflection.enable and reflection.when == "next_step" and mode != trainer_name("r3", SYNC):
+    if reflection.enable and reflection.when == NEXT_STEP and mode != trainer_name("r3", SYNC):
         key = f"{KEY}.reflection.when"
         yield Broken(
-            f"{key}: next_step is for the synchronous mode, not for {mode}: no batch waits for a group there, so that "
-            "asking at once costs no time",
-            (f"{key}=at_once",),
+            f"{key}: {NEXT_STEP} is for the synchronous mode, not for {mode}: no batch waits for a group there, so "
+            "that asking at once costs no time",
+            (f"{key}={AT_ONCE}",),
         )
 
 

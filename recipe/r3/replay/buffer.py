@@ -32,8 +32,10 @@ from recipe.common.trainer.watchdog import StallWatch
 from recipe.r3.history.store import Sample
 from recipe.r3.replay.asking import Asker, Snapshot
 from recipe.r3.replay.draw import Replayer
+from recipe.r3.replay.further import join_further
 from recipe.r3.replay.holding import Holder
 from recipe.r3.replay.rows import Replay, replayed_row, replayed_tag, sample_of
+from recipe.r3.replay.ways import Ways
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 FIELDS = ("query_id", "responses", "response_mask", "rm_scores", "extra_fields", "rollout_log_probs")
@@ -60,6 +62,7 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         self.reflection_groups = 0
         self.asker: Asker | None = None
         self.holder: Holder | None = None
+        self.ways: Ways | None = None
         self.may_hold = False
         """Whether another step follows, that a group could wait for."""
         # What `_describe` says of groups that left the queue without having been sampled.
@@ -68,6 +71,7 @@ class CrossContextReplayMixin(CountDiscardedMixin):
     def step_metrics(self) -> dict[str, float]:
         """Counts over the batches of the last training step, of which verl would log the mean."""
         asked = self.asker.take_metrics() if self.asker else {}
+        asked |= self.ways.take_metrics() if self.ways else {}
         return {"replay/passed_over_for_text": self.replayer.passed_over} | asked
 
     def waiting_reflections(self) -> int:
@@ -86,6 +90,9 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         check_judged(tags_of(batch), global_steps)
         self.replayer.begin(global_steps)
         batch = self.holder.join(batch) if self.holder else batch
+        if self.ways:
+            self.ways.see(batch.keys, tags_of(batch))
+            batch = join_further(batch)
         replays = self.replayer.replays(batch.keys, tags_of(batch), samples)
         if self.holder:
             batch, replays = self._hold(self.holder, batch, replays, global_steps)

@@ -1,0 +1,81 @@
+"""Further answers to an all-wrong group's plain prompt: rows of the group, on policy, once, and nothing left behind."""
+
+import transfer_queue as tq
+from collector import N, finish_step, read, write_group
+
+from recipe.common.metrics import group_ledger, series_metrics
+from recipe.common.rows import RowKey, groups_of, plain_keys, tags_of, uid_of
+from recipe.r3.replay.ways import Ways
+
+WRONG, FOUND = ("wrong",) * N, ("wrong", "right", "wrong")
+
+
+def with_ways(make_buffer, ask: str = "plain"):
+    buffer = make_buffer()
+    buffer.ways = Ways(ask, 0)
+    return buffer
+
+
+def test_they_join_their_group_as_answers_of_this_step(make_buffer, history):
+    buffer = with_ways(make_buffer)
+    hard = write_group("hard", WRONG, 1)
+    write_group("hard", FOUND, 2, of=hard)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert {uid_of(key) for key in batch.keys} == {hard}
+    assert sorted(RowKey.parse(key).session for key in batch.keys) == list(range(2 * N))
+    tags, written = tags_of(batch), read(batch)
+    ((uid, positions),) = groups_of(batch.keys, tags).items()
+    assert (uid, len(positions)) == (hard, 2 * N)
+    assert sorted(tag.again for tag in tags) == [False] * N + [True] * N
+    assert all(tag.is_fresh and not tag.is_replayed for tag in tags), "nothing has to be replayed"
+    first = {int(row["responses"][0]) for key, row in written.items() if RowKey.parse(key).session < N}
+    more = {int(row["responses"][0]) for key, row in written.items() if RowKey.parse(key).session >= N}
+    assert (first, more) == ({100, 101, 102}, {200, 201, 202})
+    assert {row["uid"] for row in written.values()} == {hard}, "advantages are taken over all of them"
+    assert all(row["session_id"] == RowKey.parse(key).session for key, row in written.items())
+    finish_step(batch)
+    assert not tq.kv_list("train").get("train"), "nothing is left behind"
+    history.flush()
+    ((attempts, successes),) = history._db.execute("SELECT sum(attempts), sum(successes) FROM statistics")
+    assert (attempts, successes) == (2 * N, 1)
+
+
+def test_the_group_counts_as_it_is_with_them_and_series_of_plain_answers_do_not(make_buffer):
+    buffer = with_ways(make_buffer)
+    hard = write_group("hard", WRONG, 1)
+    write_group("hard", FOUND, 2, of=hard)
+    lost = write_group("lost", WRONG, 1)
+    write_group("lost", WRONG, 2, of=lost)
+    buffer.reflection_groups = 2
+    batch, _ = buffer.sample(2, "train", 2)
+    ledger, series = group_ledger(batch, {}), series_metrics(batch)
+    assert [ledger[f"groups/{name}"] for name in ("total", "mixed", "all_wrong", "still_wrong")] == [2, 1, 1, 1]
+    assert ledger["reflection/groups/total"] == 0
+    assert len(plain_keys(batch)) == series["fresh/rows"] == 2 * N
+    assert (series["reflection/rows"], series["trained/rows"], series["fresh/acc/mean"]) == (2 * N, 4 * N, 0.0)
+    metrics = buffer.step_metrics()
+    assert [metrics[f"reflection/by_plain/{name}"] for name in ("asked", "found")] == [2, 1]
+    assert metrics["reflection/by_plain/tokens"] == sum(2 * (2 + session) for session in range(N))
+    assert metrics["reflection/by_reflection/asked"] == 0
+
+
+def test_a_group_that_a_reflection_prompt_asked_stays_a_group_of_its_own(make_buffer):
+    buffer = with_ways(make_buffer, "reflection")
+    hard = write_group("hard", WRONG, 1)
+    asked = write_group("hard", FOUND, 2, variant="reflection", of=hard)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert {uid_of(key) for key in batch.keys} == {hard, asked}
+    assert sum(tag.is_replayed for tag in tags_of(batch)) == 1
+    assert buffer.step_metrics()["reflection/by_reflection/found"] == 1
+
+
+def test_without_their_group_they_are_one(make_buffer):
+    buffer = with_ways(make_buffer)
+    write_group("other", ("right", *WRONG[1:]), 2)
+    alone = write_group("hard", FOUND, 2, of="gone")
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert alone in {uid_of(key) for key in batch.keys}
+    assert not any(tag.again for tag in tags_of(batch))
