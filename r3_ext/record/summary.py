@@ -1,6 +1,7 @@
 """summary.json of a run, computed from the rows of its metrics.jsonl alone."""
 
 import math
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from statistics import mean, median
@@ -105,16 +106,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
         "replayed_rows": total("replay/rows"),
-        "reflection": {
-            "prompts": total("reflection/prompts"),
-            "solved": total("reflection/solved"),
-            "prompt_tokens": total("reflection/prompt_tokens"),
-            "by": {
-                way: {name: total(f"reflection/by_{way}/{name}") for name in ("asked", "found", "tokens")}
-                for way in WAYS
-                if total(f"reflection/by_{way}/asked")
-            },
-        },
+        "reflection": _asked_again(total),
         "reward_errors": total("reward/errors"),
         "val_reward_errors": int(sum(row.get("val/reward_errors", 0) for row in rows)),
         "reward": _rewards(steps),
@@ -124,6 +116,14 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
             "per_step_median": round(median(row["timing_s/step"] for row in steps), 2) if steps else None,
         },
     }
+
+
+def _asked_again(total: Callable[[str], int]) -> dict:
+    """Reflection prompts, and what asking all-wrong groups again before the next visit found, by way."""
+    names = ("asked", "found", "tokens")
+    by = {way: {name: total(f"reflection/by_{way}/{name}") for name in names} for way in WAYS}
+    counts = {name: total(f"reflection/{name}") for name in ("prompts", "solved", "prompt_tokens")}
+    return counts | {"by": {way: found for way, found in by.items() if found["asked"]}}
 
 
 def _rewards(steps: list[dict]) -> dict:
