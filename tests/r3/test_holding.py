@@ -11,6 +11,7 @@ from collector import N, finish_step, read, stored, write_group
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import Origin, groups_of, tags_of, uid_of
 from recipe.r3.replay.holding import FILE, Holder, _plain
+from recipe.r3.replay.ways import Ways
 
 WRONG, MIXED = ("wrong",) * N, ("right", *("wrong",) * (N - 1))
 
@@ -70,6 +71,26 @@ def test_a_group_for_which_nothing_was_found_waits_no_longer(buffer):
     batch, _ = buffer.sample(2, "train", 1)
     assert hard in uids(batch)
     assert buffer.holder.keys == []
+
+
+def test_a_group_that_further_answers_joined_waits_no_longer(buffer, history):
+    """Also where they come before its own rows in the batch, and none is right."""
+    buffer.ways = Ways("plain", 0)
+    hard = write_group("hard", WRONG, 1)
+    write_group("easy", MIXED, 1)
+    finish_step(buffer.sample(1, "train", 2)[0])
+    ((uid, group),) = buffer.holder.groups().items()
+    buffer.reflection_groups = 1
+    write_group(group.attempt.query_id, WRONG, 2, of=uid)
+    write_group("later", WRONG, 2)
+    batch, metrics = buffer.sample(2, "train", 1)
+    assert metrics["groups/held"] == 1 and set(map(uid_of, buffer.holder.keys)).isdisjoint({hard})
+    tags = tags_of(batch)
+    mine = [tags[position] for position in groups_of(batch.keys, tags)[hard]]
+    assert sorted((tag.waited, tag.again) for tag in mine) == [(False, True)] * N + [(True, False)] * N
+    finish_step(batch)
+    tq.kv_clear(keys=buffer.holder.keys, partition_id="train")
+    assert not tq.kv_list("train").get("train"), "nothing is left behind"
 
 
 def test_who_does_not_wait(buffer, history):

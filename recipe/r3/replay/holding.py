@@ -66,11 +66,13 @@ class Holder:
         """
         tags = tags_of(batch)
         groups = groups_of(batch.keys, tags)
-        asked = {tag.group for tag in tags if tag.variant != PLAIN}
+        asked = {tag.group for tag in tags if tag.variant != PLAIN or tag.again}
         plain = {
             tags[positions[0]].group: (uid, positions)
             for uid, positions in groups.items()
-            if tags[positions[0]].variant == PLAIN and not tags[positions[0]].waited and uid not in rescued
+            if tags[positions[0]].variant == PLAIN
+            and uid not in rescued
+            and not any(tags[position].waited for position in positions)
         }
         order = sorted(plain.keys() - asked, key=lambda query: place(self.seed, step, query))
         hard = {}
