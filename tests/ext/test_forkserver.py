@@ -197,8 +197,18 @@ def test_multiprocessing_spawns_forks(folder):
     assert done.stdout.strip() == "True", done.stderr
 
 
-def test_a_process_with_ray_cannot_become_a_server():
-    code = "import ray, sys\nfrom r3_ext.cpu.fork import server\nserver.start(__import__('pathlib').Path(sys.argv[1]))"
+START = "import pathlib, sys\nfrom r3_ext.cpu.fork import server\nprint(server.start(pathlib.Path(sys.argv[1])))"
+
+
+@pytest.mark.parametrize(("library", "before"), [("ray", "before Ray"), ("torch", "before torch is loaded")])
+def test_a_process_with_ray_or_torch_cannot_become_a_server(library, before):
     with supervise.scratch_folder() as folder:
-        done = run(sys.executable, "-c", code, str(folder))
-    assert "must start before Ray" in done.stderr
+        done = run(sys.executable, "-c", f"import {library}\n{START}", str(folder))
+    assert f"must start {before}" in done.stderr
+
+
+def test_a_fork_becomes_a_server_of_its_own(folder):
+    """As the first process of a run does that is itself a fork: it has torch from the server."""
+    with supervise.scratch_folder() as second:
+        done = run(folder / forkserver.EXECUTABLE, "-c", START, str(second))
+    assert done.stdout.split() == [str(second / forkserver.EXECUTABLE)], done.stderr

@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 import os
+import sys
 
 from r3_ext.cpu.fork import vllm_distribution
 
@@ -87,7 +88,19 @@ def set_environment(wanted: dict[str, str]) -> None:
             os.environ[name] = value
 
 
+_loaded = False
+"""Whether `load_libraries` was called here, or in the process that this one is a fork of."""
+
+
 def load_libraries() -> None:
+    global _loaded
     vllm_distribution.present()
     for name in LIBRARIES:
         importlib.import_module(name)
+    _loaded = True
+
+
+def torch_came_before() -> bool:
+    """Whether somebody else loaded torch, in whatever environment that was. A fork of a server has it from there, and
+    agrees with it in what torch read."""
+    return "torch" in sys.modules and not _loaded

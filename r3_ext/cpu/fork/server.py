@@ -38,6 +38,7 @@ from r3_ext.cpu.fork.environment import (
     environment,
     load_libraries,
     set_environment,
+    torch_came_before,
 )
 from r3_ext.cpu.fork.program import become, to_the_end
 from r3_ext.cpu.fork.protocol import Request, receive, tell
@@ -56,7 +57,7 @@ def start(folder: Path) -> Path:
         RuntimeError: this process has Ray loaded, or other threads, which a fork would not have; or torch, which read
             the environment as it was.
     """
-    if "torch" in sys.modules:
+    if torch_came_before():
         raise RuntimeError("the fork server must start before torch is loaded, which reads OMP_NUM_THREADS then")
     set_environment(environment())
     before = dict(os.environ)
