@@ -31,11 +31,11 @@ from r3_ext.host.files import replacing, sha256
 from r3_ext.tiny import tasks, tiny_model
 from r3_ext.tiny.tasks import Lesson
 from r3_ext.tiny.world import World, parse
-from recipe.common.reward.answerable import FORMS
+from recipe.common.reward.answerable import FORMS, asked_forms
 from recipe.common.reward.judge import is_verls
 from recipe.common.reward.row_graders import grader_of
 
-VERSION = 15
+VERSION = 16
 """Part of the cache key: raise it when a change of the code changes the result."""
 REFLECTION_BOOST = 0.95
 """Share of its failures that the model is not shown under a reflection prompt whose worth is 1."""
@@ -155,9 +155,11 @@ def recall_course(rows: list[dict], file: str, settings: Settings, exclude: froz
 
 
 def form_of(row: dict, answer: str) -> str:
-    """How a right answer to a row is written: as verl's reward of its data source reads it, else boxed."""
+    """How a right answer to a row is written: as verl's reward of its data source reads it, and of those ways as the
+    prompt asks; else boxed."""
     grader = grader_of(row) if is_verls(row) else None
-    forms = [form for *_, form in FORMS.values()] if grader else []
+    asked = asked_forms("\n".join(turn["content"] for turn in row["prompt"]))
+    forms = [FORMS[name][-1] for name in dict.fromkeys((*asked, *FORMS))] if grader else []
     return next((form for form in forms if grader.accepts(row, form.format(answer))), tasks.BOX)
 
 

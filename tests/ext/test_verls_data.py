@@ -66,6 +66,19 @@ def test_the_tiny_model_is_taught_the_form_that_earns_something(source, form):
     assert form_of(row_of(source, "72"), "72") == form
 
 
+@pytest.mark.parametrize(
+    ("source", "asked", "form"),
+    [
+        ("math_dapo", "The last line should be Answer: $Answer.", "Answer: {}"),
+        ("math_dapo", r"Put it in \boxed{}.", r"\boxed{{{}}}"),
+        ("openai/gsm8k", r"Put it in \boxed{}.", "#### {}"),  # not what its reward reads
+    ],
+)
+def test_where_several_forms_earn_something_it_is_taught_the_one_that_is_asked_for(source, asked, form):
+    prompt = [{"role": "user", "content": f"What is 70 + 2? {asked}"}]
+    assert form_of(row_of(source, "72") | {"prompt": prompt}, "72") == form
+
+
 @pytest.mark.slow
 def test_a_process_that_looks_at_such_rows_can_still_fork(tmp_path):
     """The embedded profile forks its processes, and a fork must not have Ray, which verl imports."""
