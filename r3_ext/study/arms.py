@@ -40,6 +40,10 @@ def _replay(**settings: str) -> tuple[str, ...]:
     return tuple(f"algorithm.r3.replay.{key}={value}" for key, value in settings.items())
 
 
+def _asked(when: str, ask: str = "reflection") -> tuple[str, ...]:
+    return f"algorithm.r3.reflection.when={when}", f"algorithm.r3.reflection.ask={ask}"
+
+
 ARMS = {
     "grpo": Arm("GRPO", "grpo"),
     "grpo_live": Arm("GRPO, equal rewards not counted in the loss", "grpo", ("algorithm.adv_estimator=grpo_live",)),
@@ -66,6 +70,10 @@ ARMS = {
     "failures": Arm("R^3, every row trained, failures replayed only", "r3", _replay(trains="all", outcome="wrong")),
     "next_epoch": Arm("R^3, only stored answers replayed", "r3", _replay(same_step="False")),
     "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
+    "next_step": Arm("R^3, all-wrong groups asked in the next step", "r3", _asked("next_step")),
+    "at_once": Arm("R^3, all-wrong groups asked at once", "r3", _asked("at_once")),
+    "at_once_plain": Arm("R^3, all-wrong groups asked at once, plainly", "r3", _asked("at_once", "plain")),
+    "at_once_adaptive": Arm("R^3, all-wrong groups asked at once, adaptively", "r3", _asked("at_once", "adaptive")),
     "wrong_content": Arm("+CCR with answers to other problems", "r3", ended="cde174c"),
     "serr_literal": Arm(
         "+SERR, literally",
