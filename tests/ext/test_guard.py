@@ -26,6 +26,14 @@ time.sleep({seconds})
 """
 
 
+@pytest.fixture(autouse=True)
+def sighup_as_at_a_terminal():
+    """Also where the tests themselves run under nohup, which their commands would inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def script(log: Path, seconds: float = 600, more: str = "") -> list[str]:
     """A guarded command that trains under the supervisor; guard, child and all that train write their ids to `log`."""
     text = textwrap.dedent(
