@@ -30,8 +30,8 @@ def test_each_problem_of_a_file_has_its_own_judge(tmp_path):
         verl_row("math_dapo", "34", "30 + 4?", ["Answer: 34", "Answer: 35"]),
         verl_row("searchR1_nq", {"target": ["Beijing", "Peking"]}, "Capital?", ["<answer>Peking</answer>", "Peking"]),
         verl_row("mine", "0.5", "1 / 2?", [r"\boxed{\frac12}", "#### 0.5"]),
-        verl_row("aime24", "025", "5 * 5?", [r"\boxed{25}", "Answer: 25"], index=0, split="test", source="aime24")
-        | {"ability": "math"},
+        verl_row("aime24", "025", "5 * 5?", [r"\boxed{25}", "Answer: 25"])
+        | {"reward_model": {"style": "boxed", "ground_truth": "025"}},
     ]
     found = scored(tmp_path, rows)
     assert found.correct_R.tolist() == [True, False] * 5
