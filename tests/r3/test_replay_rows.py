@@ -66,5 +66,6 @@ def test_a_replayed_tag_describes_the_stored_response_and_its_age():
         **{"prompt_len": 3, "response_len": 4, "seq_len": 7},
         **{"correct": True, "truncated": False, "score": 1.75, "replay_age": 4},
         **{"origin": "replayed", "stored_log_probs": True, "versions": 1, "reward_error": False, "waited": False},
+        "again": False,
     }
     assert fresh["response_len"] == 2 and "replay_age" not in fresh
