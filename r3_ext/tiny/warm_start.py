@@ -31,7 +31,7 @@ from r3_ext.host.files import replacing, sha256
 from r3_ext.tiny import tasks, tiny_model
 from r3_ext.tiny.tasks import Lesson
 from r3_ext.tiny.world import World, parse
-from recipe.common.reward.answerable import FORMS, asked_forms
+from recipe.common.reward.answerable import FORMS, asked_forms, said
 from recipe.common.reward.judge import is_verls
 from recipe.common.reward.row_graders import grader_of
 
@@ -158,7 +158,7 @@ def form_of(row: dict, answer: str) -> str:
     """How a right answer to a row is written: as verl's reward of its data source reads it, and of those ways as the
     prompt asks; else boxed."""
     grader = grader_of(row) if is_verls(row) else None
-    asked = asked_forms("\n".join(turn["content"] for turn in row["prompt"]))
+    asked = asked_forms(said(row["prompt"]))
     forms = [FORMS[name][-1] for name in dict.fromkeys((*asked, *FORMS))] if grader else []
     return next((form for form in forms if grader.accepts(row, form.format(answer))), tasks.BOX)
 

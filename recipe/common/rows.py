@@ -76,6 +76,11 @@ def reflection_uid(uid: str) -> str:
     return REFLECTION_UID + uid
 
 
+def plain_uid(uid: str) -> str:
+    """Of the plain group that a reflection group is asked for; that of a plain group is its own."""
+    return uid.removeprefix(REFLECTION_UID)
+
+
 @dataclass(frozen=True)
 class TrainedUid:
     """The `uid` field of a row: the one thing of ours that verl hands to an advantage estimator and to a worker.

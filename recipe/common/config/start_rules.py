@@ -39,11 +39,18 @@ BROKEN = ValueError, TypeError, AssertionError, NotImplementedError, HydraExcept
 
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
     """All rules, of a trainer whose recipe has none of its own."""
+    yield from after_kinds(config, _of_any_method)
+
+
+def after_kinds(config: DictConfig, rules: Callable[[DictConfig], Iterator[Broken]]) -> Iterator[Broken]:
+    """Kinds of values, and the rules that count on them, which read the config as it is once these are followed."""
     kinds = list(value_rules.kinds(config))
     yield from kinds
-    if not all(one.ways for one in kinds):
-        return
-    config = followed(config, kinds)
+    if all(one.ways for one in kinds):
+        yield from rules(followed(config, kinds))
+
+
+def _of_any_method(config: DictConfig) -> Iterator[Broken]:
     told = [*no_legacy(config), *verl_rules.of_any_method(migrated(config))]
     yield from told
     yield from at_start(followed(migrated(config), told))

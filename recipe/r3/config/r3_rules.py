@@ -20,7 +20,7 @@ from copy import deepcopy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.common.checks import Broken, refuse
-from recipe.common.config import engines, start_rules, value_rules, verl_rules
+from recipe.common.config import engines, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
 from recipe.common.modes import MODES, SYNC, trainer_name
 from recipe.common.outcome import correct_from
@@ -53,11 +53,10 @@ def validate_r3_config(config: DictConfig) -> R3Config:
 def all_rules(config: DictConfig) -> Iterator[Broken]:
     """Kinds of values, on which all other rules count; `broken_rules`; and what is found by asking verl and loading
     what the user names. Once, before Ray starts."""
-    kinds = list(value_rules.kinds(config))
-    yield from kinds
-    if not all(one.ways for one in kinds):
-        return
-    config = start_rules.followed(config, kinds)
+    yield from start_rules.after_kinds(config, _with_what_is_asked)
+
+
+def _with_what_is_asked(config: DictConfig) -> Iterator[Broken]:
     told = list(broken_rules(config))
     yield from told
     yield from start_rules.at_start(start_rules.followed(migrated(engines.as_fsdp(config)), told))

@@ -28,7 +28,7 @@ from tensordict import TensorDict
 
 from recipe.common import queue
 from recipe.common.outcome import Reading
-from recipe.common.rows import REFLECTION_UID, RowKey, is_reflection, reflection_uid, uid_of
+from recipe.common.rows import RowKey, is_reflection, plain_uid, reflection_uid, uid_of
 from recipe.r3.replay.all_wrong import AllWrong, all_wrong, due, place
 
 
@@ -130,7 +130,7 @@ class Asker:
         if batch is None:
             return set()
         self.submit(batch)
-        asked = {str(uid).removeprefix(REFLECTION_UID) for uid in batch["uid"]}
+        asked = {plain_uid(str(uid)) for uid in batch["uid"]}
         self._asked |= asked
         self.count += len(asked)
         return asked

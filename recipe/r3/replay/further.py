@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import PLAIN, REFLECTION_UID, RowKey, groups_of, tags_of
+from recipe.common.rows import PLAIN, RowKey, groups_of, plain_uid, tags_of
 from recipe.r3.replay.holding import batch_with
 
 
@@ -30,7 +30,7 @@ def join_further(batch: KVBatchMeta) -> KVBatchMeta:
     tags = tags_of(batch)
     groups, moved = groups_of(batch.keys, tags), {}
     for uid, positions in groups.items():
-        plain = uid.removeprefix(REFLECTION_UID)
+        plain = plain_uid(uid)
         own = groups.get(plain, positions)
         if own is not positions and tags[positions[0]].variant == PLAIN:
             free = 1 + max(RowKey.parse(batch.keys[position]).session for position in own)

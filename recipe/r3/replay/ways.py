@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipe.common.outcome import dead_outcome
-from recipe.common.rows import PLAIN, REFLECTION, REFLECTION_UID, RowTag, groups_of
+from recipe.common.rows import PLAIN, REFLECTION, RowTag, groups_of, plain_uid
 from recipe.r3.config.r3_config import ADAPTIVE
 
 WAYS = (REFLECTION, PLAIN)
@@ -57,7 +57,7 @@ def tallies(keys: Sequence[str], tags: Sequence[RowTag]) -> dict[str, Tally]:
     groups = groups_of(keys, tags)
     found = {way: Tally() for way in WAYS}
     for uid, positions in groups.items():
-        own = groups.get(uid.removeprefix(REFLECTION_UID), positions)
+        own = groups.get(plain_uid(uid), positions)
         if own is positions or dead_outcome([tags[position] for position in own]) is not False:
             continue
         rows = [tags[position] for position in positions]
