@@ -42,7 +42,7 @@ from recipe.common.rows import Origin, groups_of, plain_keys, tags_of
 from recipe.common.trainer.checkpoints import is_gone
 from recipe.common.trainer.fixed_steps import FixedStepsMixin
 from recipe.common.trainer.measured import MeasuredMixin
-from recipe.common.trainer.resume import resume_step
+from recipe.common.trainer.resume import checkpoint_of, resume_step
 from recipe.common.trainer.safe_loading import without_unpickling
 from recipe.common.trainer.watchdog import StallWatch, WorkerWatch, deadline
 from recipe.common.trainer.workers import (
@@ -65,6 +65,7 @@ from recipe.r3.replay.buffer import R3ReplayBuffer
 from recipe.r3.replay.buffer_async import HOOKS as BUFFER_HOOKS
 from recipe.r3.replay.buffer_async import R3ReplayBufferAsync
 from recipe.r3.replay.draw import Replayer
+from recipe.r3.replay.holding import FILE as HELD
 from recipe.r3.replay.holding import Holder
 from recipe.r3.replay.ways import Ways
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -77,6 +78,7 @@ logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 OWN = {"path": "pkg://recipe.r3.replay.buffer", "name": "R3ReplayBuffer"}
 """The custom sampler of r3.yaml: the recipe's."""
+WAITS = f"algorithm.r3.reflection.when={NEXT_STEP}"
 WEIGHT_SYNC_S = 600.0
 """A weight sync that takes longer will never end: it waits inside Ray for an answer that does not come."""
 ROWS_VARIABLE = "R3_ROWS_FOLDER"
@@ -186,8 +188,8 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         resume_step(self.config.trainer)
         with without_unpickling():
             super()._load_checkpoint()
-            for part in self._saved_beside() if self.global_steps else ():
-                part.load(self._checkpoint_folder())
+            if self.global_steps:
+                self._load_beside(checkpoint_of(self.config.trainer, self.global_steps))
         identity = {
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "model": str(self.config.actor_rollout_ref.model.path),
@@ -202,7 +204,7 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         if self._may_save():
             self.history.pin(self.global_steps)
             for part in self._saved_beside():
-                part.save(self._checkpoint_folder())
+                part.save(Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
         super()._save_checkpoint()
         pinned = self.history.pinned()
         self.history.unpin(lambda step: is_gone(self.config.trainer, step, pinned))
@@ -211,8 +213,11 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         """What a checkpoint holds of ours beside verl's files and the history."""
         return [part for part in (self.replay_buffer.holder, self.replay_buffer.ways) if part]
 
-    def _checkpoint_folder(self) -> Path:
-        return Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+    def _load_beside(self, checkpoint: Path) -> None:
+        for part in self._saved_beside():
+            part.load(checkpoint)
+        if not self.replay_buffer.holder and (checkpoint / HELD).exists():
+            logger.warning(f"{checkpoint / HELD}: these groups waited, and will not train; they would with {WAITS}")
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
@@ -253,12 +258,12 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         return batch
 
     def _whole_groups(self, batch: KVBatchMeta) -> list[list[int]]:
-        """Groups that hold a replayed row or will be ranked."""
+        """Groups that hold a replayed row, that further answers joined, or that will be ranked."""
         ranked, tags = ranked_groups(batch, self.r3.ranking), tags_of(batch)
         return [
             positions
             for uid, positions in groups_of(batch.keys, tags).items()
-            if uid in ranked or any(tags[position].is_replayed for position in positions)
+            if uid in ranked or any(tags[position].is_replayed or tags[position].again for position in positions)
         ]
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:

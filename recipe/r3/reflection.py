@@ -156,19 +156,21 @@ class ReflectionPlanner:
 
         Args:
             waiting: reflection groups of earlier steps that are in flight still; with them, at most two steps' are.
-            held: groups of the step before that wait for theirs; they are asked before others.
+            held: groups of the step before that wait for theirs; they are asked before others, and no query twice.
         """
+        asked = {group.attempt.query_id for group in (held or {}).values()}
         again = self.again(held, [str(name) for name in batch.keys()], step) if held else None
         cap = max(0, min(self.cap, 2 * self.cap - waiting) - len(held or {}))
         query_ids = [str(query_id) for query_id in batch["query_id"]]
         variants = (PLAIN, REFLECTION) if self.config.count_reflected_attempts else (PLAIN,)
         rates = self.history.success_rates(query_ids, self.config.min_attempts, variants, self.config.rounds)
         hard = [row for row, query_id in enumerate(query_ids) if rates.get(query_id, 1.0) < self.config.threshold]
+        open_ = [row for row in hard if query_ids[row] not in asked]
         transfers = self.history.transfer(query_ids)
         rng = random.Random(f"{self.seed}/reflection/{step}")
-        rng.shuffle(hard)
+        rng.shuffle(open_)
         chosen, over_budget, no_attempt = {}, 0, 0
-        for row in hard:
+        for row in open_:
             if len(chosen) == cap:
                 break
             attempts = self.history.draw(query_ids[row], correct=False, k=1, rng=rng, variants=(PLAIN,))

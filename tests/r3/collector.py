@@ -59,17 +59,19 @@ def write_group(
     status="finished",
     versions=None,
     wrong=0.0,
+    backwards=False,
 ) -> str:
     """A prompt with one trajectory per outcome (right, wrong, cut, failed, turns); returns its uid.
 
     Response `session` has `length + session` tokens 100 * step + session; a right one scores 1.9 - session / 10.
     failed: the reward function failed. turns: its first token is not the model's. wrong: score of wrong answers.
     versions: the first and the last step whose weights wrote it. of: uid of the plain group that was asked again.
+    backwards: the last session is the first to be finished.
     """
     uid = reflection_uid(of) if of else uid + str(uuid.uuid4())
     mark = {"is_prompt": True, "status": "pending", "global_steps": step}
     tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
-    for session, outcome in enumerate(outcomes):
+    for session, outcome in sorted(enumerate(outcomes), reverse=backwards):
         size, judged = length + session, outcome != "failed"
         right, cut = outcome == "right", outcome == "cut"
         output = AgentLoopOutput(

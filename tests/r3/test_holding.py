@@ -1,5 +1,6 @@
 """All-wrong groups that wait one step: their rows train with the next batch, whole, once, also over a restart."""
 
+import random
 from collections import Counter
 
 import numpy as np
@@ -7,9 +8,13 @@ import pytest
 import torch
 import transfer_queue as tq
 from collector import N, finish_step, read, stored, write_group
+from omegaconf import OmegaConf
 
+from recipe.common.metrics import group_ledger
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import Origin, groups_of, tags_of, uid_of
+from recipe.r3.config.r3_config import R3Config
+from recipe.r3.r3_trainer import R3Mixin
 from recipe.r3.replay.holding import FILE, Holder, _plain
 from recipe.r3.replay.ways import Ways
 
@@ -143,6 +148,96 @@ def test_the_choice_does_not_depend_on_uids_or_arrival(make_buffer):
     assert (len(queries), times) == (2, 2)
 
 
+def test_the_attempt_that_is_shown_does_not_depend_on_which_answer_was_finished_first(make_buffer):
+    shown = []
+    for backwards in (False, True):
+        buffer = make_buffer()
+        buffer.reflection_cap, buffer.may_hold = 4, True
+        buffer.holder = Holder(0, fits=lambda group: True)
+        for number in range(4):
+            write_group(f"q{number}", WRONG, 1, backwards=backwards)
+        write_group("easy", MIXED, 1)
+        batch, _ = buffer.sample(1, "train", 5)
+        groups = buffer.holder.groups().values()
+        shown.append({group.attempt.query_id: group.attempt.tokens.tolist() for group in groups})
+        finish_step(batch)
+        tq.kv_clear(keys=buffer.holder.keys, partition_id="train")
+    assert len(shown[0]) == 4 and shown[0] == shown[1]
+
+
+def test_a_batch_keeps_a_plain_group_also_where_one_lost_all_its_answers(buffer):
+    """verl's metrics are those of plain groups."""
+    buffer.reflection_cap, buffer.reflection_groups = 4, 1
+    lost = write_group("lost", (), 1, status="failure")
+    asked = write_group("lost", WRONG, 1, variant="reflection", of=lost)
+    hard = [write_group(f"hard{number}", WRONG, 1) for number in range(2)]
+    batch, metrics = buffer.sample(1, "train", 3)
+    assert metrics["groups/held"] == 1 and asked in uids(batch)
+    assert len(uids(batch) & set(hard)) == 1
+
+
+@pytest.mark.parametrize("lost", [WRONG[:1], ()])
+def test_answers_that_were_lost_hold_nobody_back(buffer, lost):
+    """Of the group itself, and of what was asked for it."""
+    hard = write_group("hard", WRONG[:2], 1, status="failure")
+    write_group("easy", MIXED, 1)
+    finish_step(buffer.sample(1, "train", 2)[0])
+    ((uid, group),) = buffer.holder.groups().items()
+    buffer.reflection_groups = 1
+    write_group(group.attempt.query_id, lost, 2, variant="reflection", of=uid, status="failure")
+    write_group("later", MIXED, 2)
+    batch, metrics = buffer.sample(2, "train", 1)
+    assert hard in uids(batch) and metrics["groups/held"] == 0
+    assert len(batch) == 2 + len(lost) + N
+    finish_step(batch)
+    assert not tq.kv_list("train").get("train"), "nothing is left behind"
+
+
+def test_over_a_run_with_restarts_every_group_trains_once(make_buffer, tmp_path):
+    """Steps with groups of all outcomes and ways; the process is another one after each checkpoint."""
+    rng, steps, prompts = random.Random(5), 9, 4
+    written, trained, held = {}, Counter(), 0
+    for step in range(1, steps + 1):
+        buffer = make_buffer()
+        buffer.reflection_cap, buffer.may_hold = 2, step < steps
+        buffer.holder, buffer.ways = Holder(0, fits=lambda group: True), Ways("adaptive", 0)
+        for part in (buffer.holder, buffer.ways):
+            part.load(tmp_path / str(step - 1))
+        for number in range(prompts):
+            outcomes = rng.choice([WRONG, WRONG, MIXED, ("right",) * N])
+            written[write_group(f"q{step}-{number}", outcomes, step, backwards=rng.random() < 0.5)] = N
+        for uid, group in buffer.holder.groups().items():
+            way = buffer.ways.way(group.attempt.query_id, group.attempt.step)
+            found = rng.choice([WRONG, MIXED])
+            written[write_group(group.attempt.query_id, found, step, variant=way, of=uid)] = N
+            buffer.reflection_groups += 1
+        batch, metrics = buffer.sample(step, "train", prompts)
+        fresh = [row for row, tag in zip(read(batch).values(), tags_of(batch), strict=True) if tag.is_fresh]
+        trained.update(f"{int(row['responses'][0])} of {row['query_id']}" for row in fresh)
+        assert group_ledger(batch, {})["groups/total"] == prompts + held - metrics["groups/held"]
+        held = metrics["groups/held"]
+        for part in (buffer.holder, buffer.ways):
+            part.save(tmp_path / str(step))
+        finish_step(batch)
+        if buffer.holder.keys:
+            tq.kv_clear(keys=buffer.holder.keys, partition_id="train")  # as with its process
+    assert held == 0 and max(trained.values()) == 1
+    assert sum(trained.values()) == sum(written.values())
+    assert not tq.kv_list("train").get("train"), "nothing is left behind"
+
+
+def test_a_checkpoint_whose_weights_are_gone_keeps_no_rows(buffer, tmp_path):
+    write_group("hard", WRONG, 1)
+    write_group("easy", MIXED, 1)
+    buffer.sample(1, "train", 2)
+    for step in (1, 2):
+        buffer.holder.save(tmp_path / f"global_step_{step}")
+        (tmp_path / f"global_step_{step}" / "actor").mkdir()
+    (tmp_path / "global_step_1" / "actor").rmdir()  # as verl and the recipe leave it
+    buffer.holder.save(tmp_path / "global_step_3")
+    assert sorted(file.parent.name for file in tmp_path.rglob(FILE)) == ["global_step_2", "global_step_3"]
+
+
 def test_a_checkpoint_brings_back_what_waited(buffer, tmp_path):
     hard = write_group("hard", WRONG, 1)
     write_group("easy", MIXED, 1)
@@ -171,6 +266,58 @@ def test_a_checkpoint_of_a_step_in_which_none_waits_brings_back_none(buffer, tmp
     buffer.holder.save(tmp_path)
     buffer.holder.load(tmp_path)
     assert buffer.holder.keys == []
+
+
+class Loads:
+    """verl's part of a resume, done already."""
+
+    def _load_checkpoint(self) -> None:
+        self.global_steps = 3
+
+
+class Resumed(R3Mixin, Loads):
+    def __init__(self, buffer, history, tokenizer, **trainer):
+        self.replay_buffer, self.history, self.tokenizer = buffer, history, tokenizer
+        model = {"model": {"path": "a model"}}
+        self.config = OmegaConf.create({"trainer": trainer, "actor_rollout_ref": model})
+        self.r3 = R3Config()
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_what_waited_comes_from_the_checkpoint_that_training_goes_on_from(
+    buffer, history, tokenizer, tmp_path, is_named
+):
+    """Also where a checkpoint in another folder is named, and this one has one of the same step."""
+    waits = {}
+    for name in ("mine", "other"):
+        waits[name] = write_group(name, WRONG, 3)
+        write_group("easy", MIXED, 3)
+        finish_step(buffer.sample(3, "train", 2)[0])
+        buffer.holder.save(checkpoint := tmp_path / name / "global_step_3")
+        (checkpoint / "actor").mkdir()
+        (checkpoint / "data.pt").touch()
+        (tmp_path / name / "latest_checkpointed_iteration.txt").write_text("3")
+        tq.kv_clear(keys=buffer.holder.keys, partition_id="train")
+    named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "other" / "global_step_3")}
+    settings = named if is_named else {"resume_mode": "auto"}
+    buffer.holder = Holder(0, fits=lambda group: True)
+    Resumed(buffer, history, tokenizer, default_local_dir=str(tmp_path / "mine"), **settings)._load_checkpoint()
+    assert set(buffer.holder.groups()) == {waits["other" if is_named else "mine"]}
+
+
+def test_it_is_told_that_groups_wait_for_nothing_where_none_is_asked_in_the_next_step(
+    buffer, history, tokenizer, tmp_path, caplog
+):
+    write_group("hard", WRONG, 3)
+    write_group("easy", MIXED, 3)
+    finish_step(buffer.sample(3, "train", 2)[0])
+    buffer.holder.save(checkpoint := tmp_path / "global_step_3")
+    (checkpoint / "actor").mkdir()
+    (checkpoint / "data.pt").touch()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    buffer.holder = None
+    Resumed(buffer, history, tokenizer, default_local_dir=str(tmp_path), resume_mode="auto")._load_checkpoint()
+    assert "these groups waited, and will not train; they would with algorithm.r3.reflection.when" in caplog.text
 
 
 def test_plain():

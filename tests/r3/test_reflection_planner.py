@@ -295,6 +295,20 @@ def test_an_all_wrong_group_is_asked_by_the_way_that_is_chosen(tokenizer, histor
     assert row.keys() == {*rows[0], "agent_name"}
 
 
+def test_a_query_whose_group_waits_is_asked_for_that_group_alone(tokenizer, history):
+    """It may be in the next batch, too: where an epoch ends, or where there are few problems."""
+    for query in ("waits", "hard"):
+        remember(tokenizer, history, query, wrong=4)
+    planner, batch = make_planner(tokenizer, history), make_batch(tokenizer, ["waits", "hard"])
+    planner.ways = Ways("reflection", 0)
+    attempt = Sample("waits", np.array(encode(tokenizer, "it is 5")), False, 0.0, False, step=1)
+    held = {"u1": AllWrong(worker_rows(make_batch(tokenizer, ["waits"]))[0], attempt)}
+    augmented, metrics = planner.augment(batch, 2, held=held)
+    assert sorted(reflected(batch, augmented)) == ["hard", "waits"]
+    assert "reflection-u1" in {row["uid"] for row in worker_rows(augmented)}
+    assert metrics["reflection/prompts"] == 2
+
+
 def test_the_plain_prompt_always_fits(tokenizer, history):
     planner, batch = make_planner(tokenizer, history, budget=1), make_batch(tokenizer, ["q1"])
     group = AllWrong(worker_rows(batch)[0], Sample("q1", np.array([5]), False, 0.0, False, step=3))

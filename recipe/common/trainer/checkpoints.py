@@ -19,7 +19,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.trainer.resume import resume_step, saved_steps
+from recipe.common.trainer.resume import checkpoint_of, resume_step, saved_steps
 
 WRITER = "trainer.json"
 """File in a checkpoint that names the trainer which wrote it, as `trainer.v1.trainer_mode` has it."""
@@ -45,8 +45,7 @@ def told_foreign(trainer: DictConfig) -> str | None:
     step, name = resume_step(trainer), OmegaConf.select(trainer, "v1.trainer_mode")
     if step < 0:
         return None
-    named = trainer.resume_mode == "resume_path"
-    checkpoint = Path(str(trainer.resume_from_path) if named else f"{trainer.default_local_dir}/global_step_{step}")
+    checkpoint = checkpoint_of(trainer, step)
     if (writer := writer_of(checkpoint)) == name:
         return None
     by = f"the trainer {writer}" if writer else "verl's own trainer, or by a recipe's before checkpoints were signed"

@@ -61,6 +61,13 @@ def resume_step(trainer: DictConfig) -> int:
     return step
 
 
+def checkpoint_of(trainer: DictConfig, step: int) -> Path:
+    """The folder of the checkpoint of `step`, from which a start goes on."""
+    if trainer.resume_mode == "resume_path":
+        return Path(str(trainer.resume_from_path))
+    return Path(trainer.default_local_dir) / f"global_step_{step}"
+
+
 def go_back_to(trainer: DictConfig, step: int) -> Path | None:
     """The newest complete checkpoint up to that step, from which the next start goes on; None where there is none."""
     tracker = _tracker(trainer)
