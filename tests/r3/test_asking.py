@@ -44,10 +44,10 @@ def test_who_is_finished_first_does_not_decide(cap):
 
 
 class Rollout:
-    """Answers reflection prompts in place of the rollout workers, when it is told to."""
+    """Answers reflection prompts in place of the rollout workers: as they come, or when `answer` is called."""
 
-    def __init__(self, buffer, outcomes=("right", *("wrong",) * (N - 1))):
-        self.buffer, self.outcomes, self.asked = buffer, outcomes, []
+    def __init__(self, buffer, outcomes=("right", *("wrong",) * (N - 1)), is_slow=False):
+        self.buffer, self.outcomes, self.is_slow, self.asked = buffer, outcomes, is_slow, []
         buffer.asker = Asker(self.prompts, self.submit, buffer.replayer.is_known, seed=0, reading=buffer.reading)
 
     def prompts(self, groups, step):
@@ -56,16 +56,27 @@ class Rollout:
         return TensorDict({"uid": uids, "step": torch.full((len(uids),), step)}, batch_size=len(uids))
 
     def submit(self, batch):
-        queries = {uid: query for uid, query, _ in self.asked}
         for uid, step in zip(batch["uid"], batch["step"].tolist(), strict=True):
-            plain = uid.removeprefix("reflection-")
-            write_group(queries[plain], self.outcomes, step, variant="reflection", of=plain)
+            if self.is_slow:
+                mark = {"is_prompt": True, "status": "pending", "global_steps": step}
+                tq.kv_put(uid, partition_id="train", tag=mark)
+            else:
+                self.answer(uid.removeprefix("reflection-"), step)
         return len(batch)
+
+    def answer(self, plain, step, outcomes=None, **changes):
+        (query,) = [query for uid, query, _ in self.asked if uid == plain]
+        outcomes = self.outcomes if outcomes is None else outcomes
+        return write_group(query, outcomes, step, variant="reflection", of=plain, **changes)
 
     def plain(self, query, outcomes, step=1, **changes):
         uid = write_group(query, outcomes, step, **changes)
         self.buffer.asker.remember({"uid": [uid], "query_id": [query]})
         return uid
+
+
+def uids(batch) -> set[str]:
+    return set(map(uid_of, batch.keys))
 
 
 def test_an_all_wrong_group_is_rescued_in_the_step_that_asks_it(make_buffer, history):
@@ -127,24 +138,154 @@ def test_the_cap_holds_for_what_was_planned_too(make_buffer):
     assert sum(is_reflection(uid) for uid in groups_of(batch.keys, tags_of(batch))) == 3
 
 
+@pytest.mark.parametrize("lost", [("right",), ("wrong",), ()])
+def test_a_group_whose_reflection_lost_answers_waits_no_longer_and_is_not_asked_again(make_buffer, lost):
+    buffer = make_buffer()
+    buffer.reflection_cap = 2
+    rollout = Rollout(buffer)
+    rollout.submit = buffer.asker.submit = lambda batch: [
+        rollout.answer(uid.removeprefix("reflection-"), 1, lost, status="failure") for uid in batch["uid"]
+    ]
+    hard = rollout.plain("hard", WRONG)
+    batch, _ = buffer.sample(1, "train", 1)
+    assert len(rollout.asked) == 1 and hard in uids(batch)
+    assert sum(tag.is_replayed for tag in tags_of(batch)) == ("right" in lost)
+    assert len(batch) == N + len(lost) + ("right" in lost)
+    finish_step(batch)
+    assert not tq.kv_list("train").get("train"), "nothing is left behind"
+
+
+def test_a_group_that_the_reward_function_failed_on_is_asked_by_an_answer_that_it_judged(make_buffer):
+    buffer = make_buffer()
+    buffer.reflection_cap = 9
+    rollout = Rollout(buffer)
+    rollout.plain("failed", ("failed",) * N)
+    half = rollout.plain("half", ("failed", "wrong", "failed"))
+    shown = []
+    prompts = buffer.asker.prompts
+    buffer.asker.prompts = lambda groups, step: shown.extend(groups.values()) or prompts(groups, step)
+    buffer.sample(1, "train", 2)
+    assert [uid for uid, *_ in rollout.asked] == [half]
+    assert shown[0].attempt.tokens.tolist() == [101] * 3
+
+
+def test_what_is_too_old_to_be_replayed_in_this_step_rescues_nobody(make_buffer, history):
+    """So the group is asked again."""
+    history.add([stored(query="old", step=3, version=2), stored(query="young", step=4, version=3)], step=4)
+    buffer = make_buffer(max_age=2)
+    buffer.reflection_cap = 9
+    rollout = Rollout(buffer)
+    buffer.replayer.begin(5)  # the step before
+    for query in ("old", "young"):
+        rollout.plain(query, WRONG, step=6)
+    batch, _ = buffer.sample(6, "train", 2)
+    assert [query for _, query, _ in rollout.asked] == ["old"]
+    assert [tag.group for tag in tags_of(batch) if tag.is_replayed] == ["old", "young"]
+
+
 def test_in_the_asynchronous_modes_a_group_waits_for_its_own_reflection_alone(make_async):
     buffer = make_async(cap=2)
-    rollout = Rollout(buffer)
-    rollout.submit = lambda batch: [
-        tq.kv_put(uid, partition_id="train", tag={"is_prompt": True, "status": "pending", "global_steps": 1})
-        for uid in batch["uid"]
-    ]
-    buffer.asker.submit = rollout.submit
+    rollout = Rollout(buffer, is_slow=True)
     hard = rollout.plain("hard", WRONG)
     first, second = rollout.plain("first", MIXED), rollout.plain("second", MIXED)
     batch, _ = buffer.sample(1, "train", 2)
-    assert {uid_of(key) for key in batch.keys} == {first, second}
+    assert uids(batch) == {first, second}
     finish_step(batch)
     third = rollout.plain("third", MIXED, step=2)
-    write_group("hard", ("right", *WRONG[1:]), 2, variant="reflection", of=hard)
+    rollout.answer(hard, 2)
     batch, _ = buffer.sample(2, "train", 2)
-    assert {uid_of(key) for key in batch.keys} == {hard, third, f"reflection-{hard}"}
+    assert uids(batch) == {hard, third, f"reflection-{hard}"}
     replayed = [tag for tag in tags_of(batch) if tag.is_replayed]
     assert [tag.group for tag in replayed] == ["hard"]
     assert len(rollout.asked) == 1
     assert read(batch)
+
+
+def test_there_no_more_are_outstanding_than_the_cap_planned_ones_included(make_async):
+    """In whichever order groups are finished, and whatever their places are."""
+    buffer = make_async(cap=3, threshold=None)
+    rollout = Rollout(buffer, is_slow=True)
+    write_group("planned", (), 1, variant="reflection", of="in-flight", status="running")
+    hard = []
+    for step in range(1, 9):
+        hard.append(rollout.plain(f"hard{step}", WRONG, step=step))
+        rollout.plain(f"easy{step}", MIXED, step=step)
+        finish_step(buffer.sample(step, "train", 1)[0])
+        assert buffer.step_metrics()["reflection/groups/outstanding"] <= 3
+    assert [uid for uid, *_ in rollout.asked] == hard[:2]
+
+
+def test_there_a_group_is_not_made_too_old_by_waiting(make_async, history):
+    """verl throws away what is older than the threshold; what was asked comes when it is there."""
+    refills = []
+    buffer = make_async(cap=2, strategy="drop", threshold=2, refills=refills)
+    rollout = Rollout(buffer, is_slow=True)
+    hard, first = rollout.plain("hard", WRONG), rollout.plain("first", MIXED)
+    batch, _ = buffer.sample(1, "train", 1)
+    assert uids(batch) == {first} and len(rollout.asked) == 1
+    finish_step(batch)
+    rollout.plain("second", MIXED, step=2)
+    batch, _ = buffer.sample(2, "train", 1)
+    assert uids(batch) == {hard} and refills == []
+    finish_step(batch)
+    rollout.answer(hard, 2)
+    batch, _ = buffer.sample(3, "train", 1)
+    assert f"reflection-{hard}" in uids(batch)
+    assert history.success_rates(["hard"], 1, ("reflection",)) == {"hard": 1 / N}
+    finish_step(batch)
+    assert not tq.kv_list("train").get("train"), "nothing is left behind"
+
+
+def test_there_a_group_whose_reflection_was_evicted_trains_alone(make_async):
+    buffer = make_async(cap=2, strategy="drop", threshold=8)
+    rollout = Rollout(buffer, is_slow=True)
+    hard, _ = rollout.plain("hard", WRONG), rollout.plain("first", MIXED)
+    finish_step(buffer.sample(1, "train", 1)[0])
+    rollout.answer(hard, 1, WRONG[:1], status="failure")
+    batch, _ = buffer.sample(2, "train", 1)
+    assert uids(batch) == {hard} and len(rollout.asked) == 1
+    assert buffer.step_metrics()["reflection/groups/evicted"] == 1
+
+
+def test_there_the_answers_of_a_reflection_whose_group_was_evicted_are_kept(make_async, history):
+    refills = []
+    buffer = make_async(cap=2, strategy="drop", threshold=2, refills=refills)
+    rollout = Rollout(buffer, is_slow=True)
+    hard, _ = rollout.plain("hard", WRONG), rollout.plain("first", MIXED)
+    finish_step(buffer.sample(1, "train", 1)[0])
+    rollout.answer(hard, 3)
+    later = rollout.plain("later", MIXED, step=4)
+    batch, _ = buffer.sample(4, "train", 1)
+    assert uids(batch) == {later, f"reflection-{hard}"} and refills == [1]
+    rates = [history.success_rates(["hard"], 1, (variant,)) for variant in ("plain", "reflection")]
+    assert rates == [{"hard": 0.0}, {"hard": 1 / N}]
+
+
+def test_there_a_resumed_run_asks_nobody_for_the_second_time(make_async):
+    """What the queue brings back: a group whose reflection is in flight, and one whose reflection is there."""
+    before = make_async(cap=9)
+    rollout = Rollout(before, is_slow=True)
+    waits, ready = rollout.plain("waits", WRONG), rollout.plain("ready", WRONG)
+    rollout.plain("first", MIXED)
+    finish_step(before.sample(1, "train", 1)[0])
+    rollout.answer(ready, 1)
+    after = make_async(cap=9)
+    again = Rollout(after, is_slow=True)
+    batch, _ = after.sample(2, "train", 1)
+    assert uids(batch) == {ready, f"reflection-{ready}"}
+    finish_step(batch)
+    rollout.answer(waits, 1)
+    batch, _ = after.sample(3, "train", 1)
+    assert uids(batch) == {waits, f"reflection-{waits}"}
+    assert len(rollout.asked) == 2 and again.asked == []
+
+
+def test_there_counting_what_is_finished_asks_nothing(make_async):
+    """verl counts before it submits the first prompts of a step (`hybrid_rollout.enable_switch`)."""
+    buffer = make_async(cap=9)
+    rollout = Rollout(buffer)
+    hard = write_group("hard", WRONG, 1)
+    write_group("lost", (), 1, status="failure")
+    assert buffer.get_sampleable_count(1, "train") == 1 and rollout.asked == []
+    uids, _ = buffer.wait_for_sampleable(1, "train", 1)
+    assert uids == {hard} and len(rollout.asked) == 1

@@ -84,17 +84,19 @@ class Asker:
 
         Args:
             step: the training step that waits for a batch.
-            cap: most groups that are asked, those that were asked and are not sampled yet included.
+            cap: most reflection groups that are not sampled yet, planned ones included.
             waits_for_all: whether all prompts come into the batch, so that the choice need not depend on who is first.
         """
-        plain = {uid for uid in now.finished | now.failed | now.unfinished if not is_reflection(uid)}
-        self._forget(plain)
-        self._read(plain & (now.finished | now.failed) - self._found.keys(), now, step)
-        open_ = {uid for uid in plain if uid in self._asked or reflection_uid(uid) not in now}
-        hard = {uid: uid in self._asked or found is not None for uid, found in self._found.items() if uid in open_}
-        order = sorted(open_ if waits_for_all else hard, key=lambda uid: place(self.seed, step, self._query[uid]))
-        new = self._ask([uid for uid in due(order, hard, cap) if uid not in self._asked], step)
         ready = now.finished | now.failed
+        plain = {uid for uid in ready | now.unfinished if not is_reflection(uid)}
+        self._forget(plain)
+        self._read(plain & ready - self._found.keys(), now, step)
+        open_ = {uid for uid in plain - self._asked if reflection_uid(uid) not in now}
+        hard = {uid: found is not None for uid, found in self._found.items() if uid in open_}
+        order = open_ if waits_for_all else [uid for uid in hard if hard[uid]]
+        order = sorted(order, key=lambda uid: place(self.seed, step, self._query[uid]))
+        outstanding = {plain_uid(uid) for uid in ready | now.unfinished if is_reflection(uid)} | self._asked
+        new = self._ask(due(order, hard, cap - len(outstanding)), step)
         waiting = {uid for uid in plain if reflection_uid(uid) in now and reflection_uid(uid) not in ready} | new
         self._clock(waiting, is_done=not plain & now.unfinished)
         return waiting

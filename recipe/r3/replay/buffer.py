@@ -19,7 +19,7 @@ writes everything fresh into the history. A group is dead when its members are e
 by the length bonus.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from recipe.common import queue
@@ -52,7 +52,8 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         Args:
             stall: ends a run whose rollout stopped moving.
             check_workers: raises when a process that takes part in the rollout is gone.
-            reflection_cap: most reflection groups of a batch, where they are not waited for.
+            reflection_cap: most reflection groups of a batch, where they are not waited for; and most that wait to be
+                sampled, where they were asked at once.
         """
         self.replayer = replayer
         self.stall = stall
@@ -84,11 +85,11 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         self._step = global_steps
         if partition_id != queue.TRAIN:
             return super().sample(global_steps, partition_id, batch_size)
+        self.replayer.begin(global_steps)
         # The reflection groups of the step are in flight beside the plain ones and must be consumed with them.
         batch, metrics = super().sample(global_steps, partition_id, batch_size + self.reflection_groups)
         samples, unfinished = self._describe(batch, global_steps)
         check_judged(tags_of(batch), global_steps)
-        self.replayer.begin(global_steps)
         batch = self.holder.join(batch) if self.holder else batch
         if self.ways:
             self.ways.see(batch.keys, tags_of(batch))
@@ -106,12 +107,15 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         self.replayer.history.add(samples + left, global_steps, drawn, unfinished + left_unfinished)
         return batch, metrics
 
-    def _ask_again(self, cap: int, waits_for_all: bool) -> set[str]:
-        """Ask all-wrong groups again; returns the uids of plain groups that wait for what was asked."""
-        finished, failed = set(self.finished_keys[queue.TRAIN]), set(self.failure_keys[queue.TRAIN])
+    def _ask_again(self, asker: Asker, step: int, late: Collection[str] = ()) -> set[str]:
+        """Ask all-wrong groups again; returns the uids of plain groups that wait for what was asked.
+
+        late: uids of groups that must not wait.
+        """
+        finished, failed = self.finished_keys[queue.TRAIN].difference(late), set(self.failure_keys[queue.TRAIN])
         unfinished = self.pending_keys[queue.TRAIN] | self.running_keys[queue.TRAIN]
         now = Snapshot(finished, failed, unfinished, self.partitions[queue.TRAIN])
-        return self.asker.poll(now, self._step, cap, waits_for_all) if self.asker else set()
+        return asker.poll(now, step, self.reflection_cap, waits_for_all=self.trainer_mode == SYNC)
 
     def _hold(
         self, holder: Holder, batch: KVBatchMeta, replays: list[Replay], step: int
@@ -201,7 +205,7 @@ class R3ReplayBuffer(CrossContextReplayMixin, ReplayBuffer):
         uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
         if partition_id != queue.TRAIN or self.asker is None:
             return uids
-        waiting = self._ask_again(self.reflection_cap - self.reflection_groups, waits_for_all=True)
+        waiting = self._ask_again(self.asker, self._step)
         is_done = not waiting and not self.pending_keys[partition_id] | self.running_keys[partition_id]
         return uids if is_done else set()
 

@@ -18,6 +18,9 @@ ride along, oldest first, at most `reflection_cap` of them. None is replaced, or
 prompt that is too old (`max_off_policy_strategy=wait`). Fewer are planned while more wait than a step takes
 (reflection.py), so that none pile up. Groups that verl evicts (too old, or a rollout failed) leave their answers in the
 history.
+
+A plain group that is asked at once waits for its reflection group, as long as that does not make it too old, and each
+rides with its own.
 """
 
 from recipe.common.queue import TRAIN, KVBatchMeta
@@ -44,6 +47,8 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
     def attach(self, *args, **kwargs) -> None:
         super().attach(*args, **kwargs)
         self._evicted = {"groups": 0, "reflection/groups": 0}
+        self._waiting: set[str] = set()
+        """Plain groups that are finished and wait for what was asked at once."""
 
     def step_metrics(self) -> dict[str, float]:
         """And groups evicted since the last call, and those that are in flight or finished and were not sampled."""
@@ -63,21 +68,19 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: tuple) -> set[str]:
         uids = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
-        if partition_id == TRAIN and self.asker is not None:
-            uids -= self._ask_again(2 * self.reflection_cap, waits_for_all=False)
-        return {uid for uid in uids if not is_reflection(uid)}
+        return {uid for uid in uids - self._waiting if not is_reflection(uid)}
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
         uids, rows, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
         if partition_id == TRAIN:
-            ready = sorted(filter(is_reflection, self.finished_keys[partition_id]), key=steps.__getitem__)
+            ready, own = sorted(filter(is_reflection, self.finished_keys[partition_id]), key=steps.__getitem__), []
             if self.asker is not None:  # each rides with its plain group; the others' plain groups are gone
                 with_own, others = set(map(reflection_uid, uids)), set(map(reflection_uid, set(steps) - set(uids)))
-                uids = [*uids, *(uid for uid in ready if uid in with_own)]
+                own = [uid for uid in ready if uid in with_own]
                 ready = [uid for uid in ready if uid not in with_own | others]
-            uids = [*uids, *ready[: self.reflection_cap]]
+            uids = [*uids, *own, *ready[: max(0, self.reflection_cap - len(own))]]
         return uids, rows, steps
 
     def _evict_terminal_groups(
@@ -92,4 +95,12 @@ class R3ReplayBufferAsync(CrossContextReplayMixin, ReplayBufferAsync):
         plain = {uid for uid in evicted if not is_reflection(uid)}
         self._evicted["groups"] += len(plain)
         self._evicted["reflection/groups"] += len(evicted) - len(plain)
+        if partition_id == TRAIN and self.asker is not None:
+            self._waiting = self._ask_again(self.asker, global_steps, self._last_chance(global_steps))
         return plain, *counts  # verl submits as many prompts again
+
+    def _last_chance(self, step: int) -> set[str]:
+        """Plain groups that would be too old for the step after this one."""
+        most = self.max_off_policy_threshold
+        submitted = self.prompt_global_steps[TRAIN].items() if most is not None else ()
+        return {uid for uid, begun in submitted if step + 1 - begun >= most and not is_reflection(uid)}
