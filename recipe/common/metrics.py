@@ -20,7 +20,7 @@ import numpy as np
 
 from recipe.common.outcome import dead_outcome
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import PLAIN, Origin, RowTag, groups_of, tags_of
+from recipe.common.rows import Origin, RowTag, groups_of, tags_of
 
 LEDGER = (
     *("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong"),
@@ -37,7 +37,8 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
 
     Dead says that all answers are equally correct, no_signal that all rows have one reward, so that nothing is
     learned from them: with a length bonus, an all-correct group of unequal lengths is dead and trains to be short.
-    A group that further answers joined counts as it is with them.
+    A group that further answers joined counts as it is with them. Without their group they are one of those that were
+    asked again.
 
     Args:
         batch: rows of a step with the tags of rows.py.
@@ -47,7 +48,7 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
     rows = tags_of(batch)
     for uid, positions in groups_of(batch.keys, rows).items():
         tags = [rows[position] for position in positions]
-        prefix = "groups" if tags[0].variant == PLAIN else "reflection/groups"
+        prefix = "groups" if any(tag.is_plain for tag in tags) else "reflection/groups"
         outcome = dead_outcome(tags)
         kind = {None: "mixed", True: "all_correct", False: "all_wrong"}[outcome]
         ledger[f"{prefix}/total"] += 1

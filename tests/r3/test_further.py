@@ -1,5 +1,6 @@
 """Further answers to an all-wrong group's plain prompt: rows of the group, on policy, once, and nothing left behind."""
 
+import pytest
 import transfer_queue as tq
 from collector import N, finish_step, read, write_group
 
@@ -71,11 +72,40 @@ def test_a_group_that_a_reflection_prompt_asked_stays_a_group_of_its_own(make_bu
     assert buffer.step_metrics()["reflection/by_reflection/found"] == 1
 
 
-def test_without_their_group_they_are_one(make_buffer):
+def test_without_their_group_they_are_one_that_was_asked_again(make_buffer):
     buffer = with_ways(make_buffer)
-    write_group("other", ("right", *WRONG[1:]), 2)
+    other = write_group("other", ("right", *WRONG[1:]), 2)
     alone = write_group("hard", FOUND, 2, of="gone")
     buffer.reflection_groups = 1
     batch, _ = buffer.sample(2, "train", 1)
-    assert alone in {uid_of(key) for key in batch.keys}
-    assert not any(tag.again for tag in tags_of(batch))
+    assert {uid_of(key) for key in batch.keys} == {other, alone}
+    ledger, series = group_ledger(batch, {}), series_metrics(batch)
+    assert (ledger["groups/total"], ledger["reflection/groups/total"]) == (1, 1), "a batch has its number of groups"
+    assert (series["fresh/rows"], series["reflection/rows"]) == (N, N)
+    assert set(plain_keys(batch)) == {key for key in batch.keys if uid_of(key) == other}
+    written = tq.kv_list("train")["train"]
+    assert all(written[key]["again"] == (uid_of(key) == alone) for key in batch.keys), "verl reads the tags again"
+
+
+def test_answers_to_another_problem_join_nobody(make_buffer):
+    """verl's recorded rollouts (`skip.rollout_tq`) come under the uids of the step in any order."""
+    buffer = with_ways(make_buffer)
+    hard = write_group("hard", WRONG, 1)
+    other = write_group("other", FOUND, 1, of=hard)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(1, "train", 1)
+    groups = groups_of(batch.keys, tags_of(batch))
+    assert {uid: len(positions) for uid, positions in groups.items()} == {hard: N, other: N}
+    metrics = buffer.step_metrics()
+    assert [metrics[f"reflection/by_{way}/asked"] for way in ("plain", "reflection")] == [0, 0]
+
+
+@pytest.mark.parametrize(("first", "more"), [(WRONG, ("failed",) * N), (("failed",) * N, WRONG)])
+def test_making_the_reward_function_fail_does_not_pay_in_a_joined_group_either(make_buffer, first, more):
+    buffer = with_ways(make_buffer)
+    hard = write_group("hard", first, 1, wrong=-1.0)
+    write_group("hard", more, 2, of=hard, wrong=-1.0)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert {tag.score for tag in tags_of(batch)} == {-1.0}
+    assert {float(row["rm_scores"].sum()) for row in read(batch).values()} == {-1.0}

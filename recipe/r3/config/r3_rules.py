@@ -117,6 +117,7 @@ def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:
     yield from _attempts_within_reach(r3.reflection, rollout.n)
     yield from _asked_sooner(r3.reflection)
     yield from _held_in_sync(r3.reflection, config.trainer.v1.trainer_mode)
+    yield from _not_recorded(r3.reflection, config)
     yield from _groups_whole(actor, r3)
     yield from _taper_knows(rollout, r3)
 
@@ -224,6 +225,16 @@ def _held_in_sync(reflection: ReflectionConfig, mode: str) -> Iterator[Broken]:
             f"{key}: {NEXT_STEP} is for the synchronous mode, not for {mode}: no batch waits for a group there, so "
             "that asking at once costs no time",
             (f"{key}={AT_ONCE}",),
+        )
+
+
+def _not_recorded(reflection: ReflectionConfig, config: DictConfig) -> Iterator[Broken]:
+    key = "skip.rollout_tq.enable"
+    if reflection.enable and reflection.when == AT_ONCE and OmegaConf.select(config, key):
+        yield Broken(
+            f"{key}: verl records a step and replays as many groups of it as were submitted with the batch; "
+            f"{KEY}.reflection.when={AT_ONCE} submits more on the way",
+            (f"{key}=False", f"{KEY}.reflection.when={NEXT_VISIT}"),
         )
 
 

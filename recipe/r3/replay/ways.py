@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipe.common.outcome import dead_outcome
-from recipe.common.rows import PLAIN, REFLECTION, RowTag, groups_of, plain_uid
+from recipe.common.rows import PLAIN, REFLECTION, RowTag, groups_of, is_reflection, plain_uid
 from recipe.r3.config.r3_config import ADAPTIVE
 
 WAYS = (REFLECTION, PLAIN)
@@ -57,10 +57,10 @@ def tallies(keys: Sequence[str], tags: Sequence[RowTag]) -> dict[str, Tally]:
     groups = groups_of(keys, tags)
     found = {way: Tally() for way in WAYS}
     for uid, positions in groups.items():
-        own = groups.get(plain_uid(uid), positions)
-        if own is positions or dead_outcome([tags[position] for position in own]) is not False:
-            continue
+        own = [tags[position] for position in groups.get(plain_uid(uid), ())] if is_reflection(uid) else []
         rows = [tags[position] for position in positions]
+        if not own or own[0].group != rows[0].group or dead_outcome(own) is not False:
+            continue
         tally = Tally(1, int(any(row.correct for row in rows)), sum(row.response_len for row in rows))
         found[rows[0].variant].add(tally)
     return found
