@@ -3,9 +3,9 @@
 import numpy as np
 from omegaconf import OmegaConf
 
-from r3_ext.r3.probe import quantities
+from r3_ext.r3.probe import quantities, report, sooner
 from r3_ext.r3.probe.quantities import Plain, Reflected
-from recipe.r3.config.r3_config import load_r3_config
+from recipe.r3.config.r3_config import R3Config, load_r3_config
 
 
 def plain_of(correct: list[list[int]], cut: list[list[int]] | None = None, tokens: int | list = 10) -> Plain:
@@ -20,11 +20,25 @@ def reflected_of(asked: list[int], right: list[int], tokens: list[float]) -> Ref
     return Reflected(asked_P, asked_P, right_P, right_P, np.array(tokens, float))
 
 
-def measure(plain: Plain, reflected: Reflected, seed: int = 0, batch: int = 16, **settings) -> dict:
+def configured(**settings) -> R3Config:
     """Every hard problem is asked in an epoch, unless told otherwise."""
     parts = {"reflection": {"max_fraction": 1.0}} | settings
-    config = OmegaConf.create({"algorithm": {"r3": parts}})
-    return quantities.measure(plain, reflected, seed, load_r3_config(config), batch)
+    return load_r3_config(OmegaConf.create({"algorithm": {"r3": parts}}))
+
+
+def measure(plain: Plain, reflected: Reflected, seed: int = 0, batch: int = 16, **settings) -> dict:
+    return quantities.measure(plain, reflected, seed, configured(**settings), batch)
+
+
+def report_of(plain: Plain, reflected: Reflected, world: str | None = "seed=1", when: str = "next_visit") -> dict:
+    """Content of probe.json."""
+    figures = measure(plain, reflected) | sooner.measure(plain, reflected, 0, configured(), 16)
+    about = {"model": {"path": "m"}, "profile": "embedded", "world": world, "overrides": ["a.b='c d'"]}
+    about |= {"problems": len(plain.correct_PA), "group": plain.n, "limit": 64, "data": "d e"}
+    about |= {"val_data": None, "when": when}
+    about |= {"reward": {"by": "the grader", "no_score": 0}}
+    parts = {"plain": {"generated": 1000, "prompts": 300}}
+    return report.content(about, plain, reflected, figures, None, report.cost(parts, 250.0, 60.0))
 
 
 def random_answers(seed: int, problems: int = 12, n: int = 4) -> tuple[Plain, Reflected]:

@@ -19,7 +19,8 @@ from r3_ext.evaluate import EvaluationError, plan, score
 from r3_ext.evaluate.benchmarks import Benchmark, content_hash
 from r3_ext.r3.probe.judge import Judge
 from r3_ext.r3.probe.quantities import Plain, Reflected, is_hard
-from recipe.r3.config.r3_config import R3Config
+from r3_ext.r3.probe.sooner import all_wrong
+from recipe.r3.config.r3_config import NEXT_VISIT, R3Config
 from recipe.r3.reflection import build_reflection_messages
 
 NAME = "probe"
@@ -150,8 +151,10 @@ class Questions:
         return np.array([*map(self.judge.is_correct, found)]), np.array([verdict.score for verdict in found])
 
     def ask_with_reflection(self, plain: Plain) -> Reflected:
-        """The hard problems, as the second epoch would."""
-        hard_P = is_hard(plain.correct_PA[:, : plain.n], self.r3.reflection.threshold)
+        """The hard problems, as the second epoch would; where all-wrong groups are asked sooner, these."""
+        settings = self.r3.reflection
+        sooner = settings.when != NEXT_VISIT
+        hard_P = all_wrong(plain) if sooner else is_hard(plain.correct_PA[:, : plain.n], settings.threshold)
         prompts = self._reflection_prompts(plain, np.flatnonzero(hard_P).tolist())
         if not prompts:
             return Reflected(hard_P, np.zeros_like(hard_P), *np.zeros((3, len(hard_P))))
@@ -177,7 +180,7 @@ class Questions:
         return Benchmark(NAME, self.source, content_hash(problems), problems)
 
     def _reflection_prompts(self, plain: Plain, hard: list[int]) -> dict[int, list[int]]:
-        """By problem, where it fits its budget: with an attempt of the first n answers, as after an epoch."""
+        """By problem, where it fits its budget: with one of the wrong first n answers as the attempt."""
         settings, texts = self.r3.reflection, self._plain_texts
         prompts = {}
         for index in hard:

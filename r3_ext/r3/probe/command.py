@@ -7,9 +7,10 @@
 
 A sample of the problems is asked as two epochs would ask them, the hard ones again with a past wrong attempt. Told are
 the groups that GRPO would learn from, what replay could draw, what reflection solves against asking again at equal
-generated tokens, and whether the ranking foresees success; then for each mechanism on, off or unclear
-(verdicts.py has the rule), and the overrides for `r3 run`. Settings are those of the profile, and anything
-after the options is a hydra override. The same command goes on with an interrupted probe.
+generated tokens, whether the ranking foresees success, and what all-wrong groups find when they are asked again sooner;
+then for each on, off or unclear (verdicts.py and sooner.py have the rules), and the overrides for `r3 run`. Settings
+are those of the profile, and anything after the options is a hydra override. The same command goes on with an
+interrupted probe.
 """
 
 import argparse
@@ -138,12 +139,7 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
 
     # verl tells of every engine that is not installed.
     warnings.filterwarnings("ignore", message=".* engine is not available", category=UserWarning)
-    from r3_ext.r3.probe import (
-        ask,  # import verl, which is slow
-        quantities,
-        report,
-        verdicts,
-    )
+    from r3_ext.r3.probe import ask, quantities, report, sooner  # import verl, which is slow
     from r3_ext.r3.probe.judge import asking
 
     r3 = checked(config)
@@ -159,14 +155,15 @@ def probe(argv: list[str], console: Console, say: Callable) -> int:
         say(f"{model}: {len(asked):,} problems of {source}, {2 * questions.n} answers to each")
         plain = questions.ask_plainly()
         reflected = questions.ask_with_reflection(plain)
-        figures = quantities.measure(plain, reflected, args.seed, r3, config.data.train_batch_size)
+        of_run = plain, reflected, args.seed, r3, config.data.train_batch_size
+        figures = quantities.measure(*of_run) | sooner.measure(*of_run)
         foresight = foresight_of(questions.plain_folder, model, questions.limit, r3.ranking.top_ratio)
-        judged = verdicts.judge(figures, int(reflected.asked_P.sum()), foresight)
         step = config.data.train_batch_size * questions.n * float(plain.tokens_PA.mean())
         spent = report.cost(questions.tokens(), step, time.monotonic() - began)
         about = {"model": identity, "data": source, "problems": len(asked), "group": questions.n}
+        about["when"] = r3.reflection.when
         about |= {"limit": questions.limit, "reward": {"by": judge.name, "no_score": judge.failures}, **names_of(args)}
-        found = report.content(about, plain, reflected, figures, foresight, judged, spent)
+        found = report.content(about, plain, reflected, figures, foresight, spent)
         report.write(folder, found)
     say("\n".join(["", *report.text(found), f"written: {folder / 'probe.json'}, {folder / 'probe.png'}"]))
     return 0
@@ -193,10 +190,11 @@ def as_asked(config: DictConfig) -> DictConfig:
 
 def checked(config: DictConfig) -> "R3Config":
     """The recipe's settings. Raises ValueError with the full key."""
+    from recipe.r3.config.r3_config import NEXT_VISIT
     from recipe.r3.config.r3_rules import validate_r3_config
 
     r3, n = validate_r3_config(config), config.actor_rollout_ref.rollout.n
-    if n < r3.reflection.min_attempts:
+    if n < r3.reflection.min_attempts and r3.reflection.when == NEXT_VISIT:
         raise ValueError(
             f"{GROUP}={n} is below algorithm.r3.reflection.min_attempts={r3.reflection.min_attempts}: no problem is "
             "hard after one epoch; set --samples, or the other"

@@ -50,17 +50,21 @@ def _groups(axes: Axes, found: dict) -> None:
     """Shares with intervals, a row each."""
     figures = found["figures"]
     rows = [
-        ("groups mixed", "mixed", "o"),
-        ("all right", "all_right", "s"),
-        ("all wrong", "all_wrong", "X"),
-        ("hard, reflected on", "reflection/solved", "^"),
-        ("hard, asked again", "reflection/solved_again", "v"),
+        ("groups mixed", "mixed", "o", BLUE),
+        ("all right", "all_right", "s", BLUE),
+        ("all wrong", "all_wrong", "X", BLUE),
+        ("hard, reflected on", "reflection/solved", "^", VERMILION),
+        ("hard, asked again", "reflection/solved_again", "v", VERMILION),
+        ("first without signal", "sooner/no_signal", "o", BLUE),
+        ("reflected on sooner", "sooner/reflection/no_signal", "^", VERMILION),
+        ("asked plainly sooner", "sooner/plain/no_signal", "v", VERMILION),
     ]
-    for place, (_, name, marker) in enumerate(rows):
+    for place, (_, name, marker, color) in enumerate(rows):
         if None not in figures[name]:
-            _interval(axes, place, figures[name], marker, VERMILION if "/" in name else BLUE, "full")
-    axes.axhline(2.5, color=COLORS["grid"], linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+            _interval(axes, place, figures[name], marker, color, "full")
+    for place in (2.5, 4.5):
+        axes.axhline(place, color=COLORS["grid"], linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xlabel("share of groups; of hard ones solved")

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from r3_ext.host.files import write_text
-from r3_ext.r3.probe import figure, verdicts
+from r3_ext.r3.probe import figure, sooner, verdicts
 from r3_ext.r3.probe.quantities import Figure, Plain, Reflected
-from r3_ext.r3.probe.verdicts import OFF, Verdict, percent
+from r3_ext.r3.probe.verdicts import OFF, percent
+from recipe.r3.config.r3_config import KEY, NEXT_VISIT
 
 FORMAT = 1
 MEANS = ": there is work for it; whether that pays for its tokens, training decides"
@@ -29,17 +30,23 @@ def content(
     reflected: Reflected,
     figures: dict[str, Figure],
     foresight: dict | None,
-    judged: dict[str, Verdict],
     spent: dict,
 ) -> dict:
     """Content of probe.json."""
+    judged = verdicts.judge(figures, int(reflected.asked_P.sum()), foresight)
+    asked = int((sooner.all_wrong(plain) & reflected.asked_P).sum())
+    earlier = sooner.judge(figures, asked, plain.n, settings["when"])
+    followed = judged if settings["when"] == NEXT_VISIT else judged | {"reflection": earlier}
+    ask = [] if settings["when"] == NEXT_VISIT or earlier.ask is None else [f"{KEY}.reflection.ask={earlier.ask}"]
     return {
         "format": FORMAT,
         "settings": settings,
         "verdicts": {name: dataclasses.asdict(verdict) for name, verdict in judged.items()},
-        "r3": verdicts.overall(judged),
-        "overrides": verdicts.overrides(judged),
-        "figures": {name: [None if math.isnan(end) else end for end in value] for name, value in figures.items()},
+        "sooner": dataclasses.asdict(earlier),
+        "r3": verdicts.overall(followed),
+        "unclear": [name for name, verdict in followed.items() if verdict.verdict == verdicts.UNCLEAR],
+        "overrides": verdicts.overrides(followed) + ask,
+        "figures": {n: [end if math.isfinite(end) else None for end in value] for n, value in figures.items()},
         "foresight": foresight,
         "right_answers": histogram(plain, reflected),
         "asked_again": int(reflected.asked_P.sum()),
@@ -72,9 +79,10 @@ def text(found: dict) -> list[str]:
         f"  groups      mixed {shown['mixed']}, all right {shown['all_right']}, all wrong {shown['all_wrong']}",
         f"  GRPO        learns from the mixed groups, which have {shown['tokens_in_mixed']} of the generated tokens",
     ]
-    for name, verdict in found["verdicts"].items():
+    for name, verdict in (found["verdicts"] | {"sooner": found["sooner"]}).items():
         first, *others = verdict["reasons"]
-        lines.append(f"{name + ':':<12}{verdict['verdict'].upper()}: {first}")
+        ask = f", reflection.ask={verdict['ask']}" if verdict.get("ask") else ""
+        lines.append(f"{name + ':':<12}{verdict['verdict'].upper()}{ask}: {first}")
         lines += [f"{'':<12}{reason}" for reason in others]
     if reward := settings["reward"]["no_score"]:
         lines.append(f"{settings['reward']['by']} gave no score for {reward:,} answers, which count as wrong")
@@ -94,8 +102,7 @@ def command(found: dict) -> str:
     base += ["--world", settings["world"]] if settings["world"] else []
     if found["r3"] == OFF:
         return given + shlex.join([*base, "--method", "grpo", *settings["overrides"]])
-    unclear = [name for name, verdict in found["verdicts"].items() if verdict["verdict"] == verdicts.UNCLEAR]
-    told = f"    ({', '.join(unclear)}: as the recipe has it)" if unclear else ""
+    told = f"    ({', '.join(found['unclear'])}: as the recipe has it)" if found["unclear"] else ""
     return given + shlex.join([*base, *settings["overrides"], *found["overrides"]]) + told
 
 
