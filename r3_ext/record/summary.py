@@ -1,7 +1,7 @@
 """summary.json of a run, computed from the rows of its metrics.jsonl alone."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 from statistics import mean, median
@@ -106,7 +106,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
         "replayed_rows": total("replay/rows"),
-        "reflection": _asked_again(total),
+        "reflection": asked_again(steps),
         "reward_errors": total("reward/errors"),
         "val_reward_errors": int(sum(row.get("val/reward_errors", 0) for row in rows)),
         "reward": _rewards(steps),
@@ -118,9 +118,13 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
     }
 
 
-def _asked_again(total: Callable[[str], int]) -> dict:
+def asked_again(rows: Iterable[dict]) -> dict:
     """Reflection prompts, and what asking all-wrong groups again before the next visit found, by way."""
-    names = ("asked", "found", "tokens")
+    rows, names = list(rows), ("asked", "found", "tokens")
+
+    def total(key: str) -> int:
+        return int(sum(row.get(key, 0) for row in rows))
+
     by = {way: {name: total(f"reflection/by_{way}/{name}") for name in names} for way in WAYS}
     counts = {name: total(f"reflection/{name}") for name in ("prompts", "solved", "prompt_tokens")}
     return counts | {"by": {way: found for way, found in by.items() if found["asked"]}}

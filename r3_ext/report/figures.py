@@ -7,7 +7,8 @@ from itertools import product
 
 import numpy as np
 
-from r3_ext.record.summary import reward_of
+from r3_ext.record.console import found_by
+from r3_ext.record.summary import WAYS, asked_again, reward_of
 from r3_ext.report.bands import Band, seed_band
 from r3_ext.report.panels import X_LABEL, Curve, Key, Lines, Panel, Section, add_lines, add_stacks, color_of
 from r3_ext.report.readers import (
@@ -81,6 +82,15 @@ REFLECTION = (
     Lines("Transfer to the plain prompt", "share correct", TRANSFER, ("since the first reflection", "before")),
     Lines("Problems behind the transfer", "per step", (get("reflection/transfer/queries"),)),
 )
+
+
+SOONER = (
+    Lines("Next asked by reflection", "share of all-wrong groups", (get("reflection/by_reflection/share"),)),
+    Lines("Batches waited for the answers", "seconds", (get("reflection/at_once/wait_s"),)),
+    Lines("Groups held for the next step", "groups", (get("groups/held"),)),
+)
+"""Each of runs with one choice of `reflection.ask` or `reflection.when`: adaptive, at_once, next_step."""
+WAY_COLORS = {"reflection": ("l4", "l5"), "plain": ("l1", "l2")}
 
 
 def validation_band(arm: Arm, source: str, by: str) -> Band | None:
@@ -207,6 +217,30 @@ def add_groups(section: Section, arms: list[Arm], by: str) -> None:
     add_stacks(section, arms, "All groups", "groups per step", by, ledger, LEDGER)
 
 
+def add_reflection(section: Section, arms: list[Arm], by: str) -> None:
+    add_lines(section, arms, REFLECTION, by)
+    found = [asked_again(row for run in arm.runs for row in run.rows) for arm in arms]
+    ways = [way for way in WAYS if any(way in of_arm["by"] for of_arm in found)]
+    if not ways:
+        return
+
+    def read(row: Row) -> list[float] | None:
+        asked, found = ([row.get(f"reflection/by_{way}/{name}") for way in ways] for name in ("asked", "found"))
+        pairs = list(zip(asked, found, strict=True))
+        return None if None in asked + found else [part for a, f in pairs for part in (f, a - f)]
+
+    ends = "right answer found", "none"
+    layers = [(f"{way}: {end}", c) for way in ways for end, c in zip(ends, WAY_COLORS[way], strict=True)]
+    add_stacks(section, arms, "All-wrong groups asked again", "groups per step", by, read, tuple(layers))
+    rows = [row for arm in arms for run in arm.runs for row in run.rows]
+    logged = [spec for spec in SOONER if any(spec.readers[0](row) is not None for row in rows)]
+    add_lines(section, arms, tuple(logged), by)
+    for arm, of_arm in zip(arms, found, strict=True):
+        told = [f"{way} {found_by(counts)}" for way, counts in of_arm["by"].items()]
+        name = f"{arm.label}: a" if len(arms) > 1 else "A"
+        section.notes += [f"{name}ll-wrong groups asked again, {'; '.join(told)}."] if told else []
+
+
 SECTIONS = (
     ("dynamics", "Training dynamics", _lines(*DYNAMICS),
      "The paper's Figure 4 for these runs: the reward should rise while fewer groups are all right or all wrong, "
@@ -223,7 +257,7 @@ SECTIONS = (
     ("replay", "Replay: age and how far off policy", _lines(*REPLAY),
      "Tails that widen and an effective sample size that falls mean that replay teaches from answers which the "
      "policy has left behind."),
-    ("reflection", "Reflection and its transfer", _lines(*REFLECTION),
+    ("reflection", "Reflection and its transfer", add_reflection,
      "Reflection pays when the plain prompts of reflected problems succeed more often since their first reflection "
      "than before it."),
     ("tokens", "Tokens per phase", add_tokens,

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from r3_ext.record.summary import WAYS
 from r3_ext.report import figures, findings, opening, readers
 from r3_ext.report.bands import interval, limits, seed_band, smooth, thin, window_of
 from r3_ext.report.runs import Arm, Run, arms_of, find_folders, generated_tokens, load_run
@@ -168,6 +169,64 @@ def test_what_no_run_logged_is_named():
     assert [section.key for section in sections] == ["dynamics"]
     assert sections[0].notes == ["Not logged by any run: Solve-all, Solve-none, Mean reward."]
     assert "Validation" in empty and "Time per phase" in empty
+
+
+def asked_row(step, asked, found, tokens, **extra):
+    """Of a step that asked so many all-wrong groups again by reflection, and plainly."""
+    counts = {"asked": asked, "found": found, "tokens": tokens}
+    by = {f"reflection/by_{way}/{name}": pair[i] for name, pair in counts.items() for i, way in enumerate(WAYS)}
+    return training_row(step, **by, **extra)
+
+
+def reflection_of(*arms):
+    return next(section for section in figures.all_sections(list(arms), "step")[0] if section.key == "reflection")
+
+
+def test_all_wrong_groups_that_were_asked_again_are_shown_by_way():
+    share = "reflection/by_reflection/share"
+    rows = [
+        asked_row(1, (3, 1), (2, 0), (300, 80), **{share: 0.5}),
+        asked_row(2, (1, 3), (1, 0), (90, 260), **{share: 0.9}),
+    ]
+    section = reflection_of(Arm("r3", [Run(Path("run"), rows)]))
+    panels = {panel.title: panel for panel in section.panels}
+    layers = {name: y.tolist() for name, _, y in panels["All-wrong groups asked again"].layers}
+    assert layers == {
+        "reflection: right answer found": [2, 1],
+        "reflection: none": [1, 0],
+        "plain: right answer found": [0, 0],
+        "plain: none": [1, 3],
+    }
+    assert panels["Next asked by reflection"].curves[0].band.y.tolist() == [0.5, 0.9]
+    told = "reflection 4, found 3: 130 tokens each; plain 4, found 0: nothing for 340 tokens"
+    assert f"All-wrong groups asked again, {told}." in section.notes
+    assert {"Batches waited for the answers", "Groups held for the next step"}.isdisjoint(panels)
+
+
+def test_a_way_that_nothing_was_asked_by_has_no_layer_and_each_arm_its_own_sentence():
+    once = Arm("once", [Run(Path("a"), [asked_row(1, (2, 0), (1, 0), (50, 0), **{"reflection/at_once/wait_s": 0.5})])])
+    held = Arm("held", [Run(Path("b"), [asked_row(1, (4, 0), (0, 0), (80, 0), **{"groups/held": 4})])])
+    section = reflection_of(once, held, Arm("later", [Run(Path("c"), [training_row(1)])]))
+    titles = [panel.title for panel in section.panels]
+    assert titles[-4:] == [
+        *("All-wrong groups asked again, once", "All-wrong groups asked again, held"),
+        *("Batches waited for the answers", "Groups held for the next step"),
+    ]
+    assert [key.label for key in section.legend if key.shape == "area"] == [
+        "reflection: right answer found",
+        "reflection: none",
+    ]
+    assert [note for note in section.notes if "asked again," in note] == [
+        "once: all-wrong groups asked again, reflection 2, found 1: 50 tokens each.",
+        "held: all-wrong groups asked again, reflection 4, found 0: nothing for 80 tokens.",
+    ]
+
+
+def test_a_run_that_asks_at_the_next_visit_shows_nothing_of_asking_sooner():
+    section = reflection_of(Arm("r3", [Run(Path("run"), [training_row(1), training_row(2)])]))
+    assert [panel.title for panel in section.panels] == ["Reflection prompts"]
+    assert not any("asked again" in note or "held" in note for note in section.notes)
+    assert not any(key.shape == "area" for key in section.legend)
 
 
 def test_alarms_are_marked_or_said_to_be_silent():
