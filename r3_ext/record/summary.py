@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from statistics import mean, median
@@ -93,9 +94,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
     def is_logged(key: str) -> bool:
         return bool(steps) and key in steps[-1]
 
-    def total(key: str) -> int:
-        return int(sum(row.get(key, 0) for row in steps))
-
+    total = partial(_total, steps)
     fresh_rows = sum(int(row.get("fresh/rows", batch_size * n)) for row in steps)
     return {
         "steps": len(steps),
@@ -118,13 +117,14 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
     }
 
 
+def _total(rows: list[dict], key: str) -> int:
+    """The sum of a count over rows; 0 in those that lack it."""
+    return int(sum(row.get(key, 0) for row in rows))
+
+
 def asked_again(rows: Iterable[dict]) -> dict:
     """Reflection prompts, and what asking all-wrong groups again before the next visit found, by way."""
-    rows, names = list(rows), ("asked", "found", "tokens")
-
-    def total(key: str) -> int:
-        return int(sum(row.get(key, 0) for row in rows))
-
+    total, names = partial(_total, list(rows)), ("asked", "found", "tokens")
     by = {way: {name: total(f"reflection/by_{way}/{name}") for name in names} for way in WAYS}
     counts = {name: total(f"reflection/{name}") for name in ("prompts", "solved", "prompt_tokens")}
     return counts | {"by": {way: found for way, found in by.items() if found["asked"]}}

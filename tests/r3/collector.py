@@ -72,21 +72,7 @@ def write_group(
     mark = {"is_prompt": True, "status": "pending", "global_steps": step}
     tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
     for session, outcome in sorted(enumerate(outcomes), reverse=backwards):
-        size, judged = length + session, outcome != "failed"
-        right, cut = outcome == "right", outcome == "cut"
-        output = AgentLoopOutput(
-            prompt_ids=[7, 8, 9],
-            response_ids=[100 * step + session] * size,
-            response_mask=[int(outcome != "turns")] + [1] * (size - 1),
-            response_logprobs=[-0.25] * size if log_probs else None,
-            reward_score=1.9 - session / 10 if right else wrong * judged,
-            num_turns=2,
-            metrics=AgentLoopMetrics(),
-            extra_fields={"reward_extra_info": info or {"acc": float(right), "truncated": float(cut)}},
-        )
-        if wrong or not judged:  # as the recipe's manager says it of a reward function
-            graded = {"score": 1.0 if right else wrong * judged, "reward_error": float(not judged)}
-            output.extra_fields["reward_extra_info"] |= graded
+        output = answer(session, outcome, step, length + session, info, log_probs, wrong)
         if variant == REFLECTION:
             output.extra_fields["prompt_variant"] = REFLECTION
         if versions:
@@ -96,6 +82,25 @@ def write_group(
         asyncio.run(RolloutWorker()._agent_loop_postprocess(output, partition == "val", **row))
     tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[{"status": status}])
     return uid
+
+
+def answer(session, outcome, step, size, info, log_probs, wrong) -> AgentLoopOutput:
+    """What verl's rollout worker has of one trajectory of `write_group`, of `size` tokens."""
+    right, cut, judged = outcome == "right", outcome == "cut", outcome != "failed"
+    output = AgentLoopOutput(
+        prompt_ids=[7, 8, 9],
+        response_ids=[100 * step + session] * size,
+        response_mask=[int(outcome != "turns")] + [1] * (size - 1),
+        response_logprobs=[-0.25] * size if log_probs else None,
+        reward_score=1.9 - session / 10 if right else wrong * judged,
+        num_turns=2,
+        metrics=AgentLoopMetrics(),
+        extra_fields={"reward_extra_info": info or {"acc": float(right), "truncated": float(cut)}},
+    )
+    if wrong or not judged:  # as the recipe's manager says it of a reward function
+        graded = {"score": 1.0 if right else wrong * judged, "reward_error": float(not judged)}
+        output.extra_fields["reward_extra_info"] |= graded
+    return output
 
 
 def read(batch: KVBatchMeta) -> dict[str, dict]:

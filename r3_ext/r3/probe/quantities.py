@@ -74,6 +74,11 @@ def is_hard(correct_PN: np.ndarray, threshold: float) -> np.ndarray:
     return correct_PN.mean(axis=1) < threshold
 
 
+def without_signal(correct_PN: np.ndarray, score_PN: np.ndarray) -> np.ndarray:
+    """(P,) whether all n answers are equally right and have one score, so that GRPO learns nothing from them."""
+    return np.logical_and(*((part == part[:, :1]).all(1) for part in (correct_PN, score_PN)))
+
+
 def group_of(answers: Iterable[tuple[bool, float, bool]], n: int) -> dict[str, float]:
     """Probabilities of a group of n out of 2n answers: of each whether it is right, its score, whether it is ranked.
 
@@ -120,8 +125,7 @@ def token_share(plain: Plain, seed: int) -> Figure:
     """Share of the generated tokens that are in mixed groups, of the two groups of n that were drawn."""
     halves = np.split(np.arange(2 * plain.n), 2)
     tokens = [plain.tokens_PA[:, half].sum(1) for half in halves]
-    alike = lambda part: (part == part[:, :1]).all(1)
-    mixed = [~(alike(plain.correct_PA[:, half]) & alike(plain.score_PA[:, half])) for half in halves]
+    mixed = [~without_signal(plain.correct_PA[:, half], plain.score_PA[:, half]) for half in halves]
     values_P = sum(t * m for t, m in zip(tokens, mixed, strict=True))
     counts_P = sum(tokens)
     return [values_P.sum() / counts_P.sum(), *map(float, percentiles(bootstrap(values_P, seed, counts_P)))]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from r3_ext.r3.probe.quantities import Figure, Plain, Reflected, asked_part, share
-from r3_ext.r3.probe.verdicts import LEAST, OFF, ON, UNCLEAR, Verdict, by_reach, percent
+from r3_ext.r3.probe.quantities import Figure, Plain, Reflected, asked_part, share, without_signal
+from r3_ext.r3.probe.verdicts import LEAST, OFF, ON, UNCLEAR, Verdict, by_reach, of_few, percent
 from recipe.common.rows import PLAIN, REFLECTION
 from recipe.common.validation import bootstrap, pass_at_k, percentiles
 from recipe.r3.config.r3_config import ADAPTIVE, AT_ONCE, NEXT_STEP, NEXT_VISIT, R3Config
@@ -32,9 +32,8 @@ def all_wrong(plain: Plain) -> np.ndarray:
 
 
 def has_no_signal(plain: Plain) -> np.ndarray:
-    """(P,) whether all answers of the first group are equally right and have one score."""
-    parts = (part[:, : plain.n] for part in (plain.correct_PA, plain.score_PA))
-    return np.logical_and(*((part == part[:, :1]).all(1) for part in parts))
+    """(P,) whether GRPO learns nothing from the first group."""
+    return without_signal(plain.correct_PA[:, : plain.n], plain.score_PA[:, : plain.n])
 
 
 def sizes(n: int) -> list[int]:
@@ -110,8 +109,7 @@ def judge(figures: dict[str, Figure], asked: int, n: int, when: str) -> Sooner:
     found = {name.removeprefix("sooner/"): figure for name, figure in figures.items()}
     reasons = [f"{percent(found['all_wrong'])} of the first groups are all wrong; {asked} were asked again"]
     if asked < LEAST:
-        verdict = OFF if by_reach([0.0, 0.0, found["all_wrong"][2]]) == OFF else UNCLEAR
-        told = "too few to matter" if verdict == OFF else f"fewer than {LEAST}, which says little"
+        verdict, told = of_few(found["all_wrong"])
         return Sooner(verdict, [*reasons, told], None if verdict == OFF else ADAPTIVE)
     reaches = {by_reach(found[f"{way}/reach"]) for way in WAYS}
     verdict = ON if ON in reaches else OFF if reaches == {OFF} else UNCLEAR

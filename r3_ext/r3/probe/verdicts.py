@@ -52,6 +52,12 @@ def by_reach(reach: Figure) -> str:
     return ON if low >= MATTERS else OFF if high < MATTERS else UNCLEAR
 
 
+def of_few(reach: Figure) -> tuple[str, str]:
+    """The verdict and its reason where fewer than LEAST problems could be asked: off if all would be few."""
+    verdict = by_reach([0.0, 0.0, reach[2]])
+    return verdict, "too few to matter" if verdict == OFF else f"fewer than {LEAST}, which says little"
+
+
 def percent(figure: Figure) -> str:
     value, low, high = (round(100 * end) for end in figure)
     return f"{value} % ({low} to {high})"
@@ -108,8 +114,7 @@ def _reflection(figures: dict[str, Figure], asked: int) -> Verdict:
     hard, reach = figures["hard"], figures["reflection/reach"]
     reasons = [f"hard are {percent(hard)} of the problems; {asked} were asked again"]
     if asked < LEAST:
-        verdict = by_reach([0.0, 0.0, hard[2]])
-        told = "too few to matter" if verdict == OFF else f"fewer than {LEAST}, which says little"
+        verdict, told = of_few(hard)
         return Verdict(verdict, [*reasons, told])
     solved, again = (percent(figures[f"reflection/{name}"]) for name in ("solved", "solved_again"))
     reasons.append(f"with reflection {solved} of them get a right answer, without it at equal tokens {again}")

@@ -67,6 +67,14 @@ def is_gone(trainer: DictConfig, step: int, known: list[int]) -> bool:
     return not Path(trainer.default_local_dir, f"global_step_{step}", "actor").is_dir()
 
 
+def left_behind(folder: Path, name: str) -> list[Path]:
+    """What is called `name` in checkpoints that are no longer kept: of these verl deletes the weights only.
+
+    folder: that holds the checkpoints.
+    """
+    return [path for path in folder.glob(f"global_step_*/{name}") if not (path.parent / "actor").is_dir()]
+
+
 def _kept(trainer: DictConfig, role: str) -> int | None:
     return 1 if trainer.get("remove_previous_ckpt_in_save") else trainer.get(f"max_{role}_ckpt_to_keep")
 

@@ -35,7 +35,7 @@ from recipe.common.outcome import NO_SCORE, Reading, check_judged
 from recipe.common.queue import KVBatchMeta
 from recipe.common.reward.judge import source_faults, verls_faults
 from recipe.common.rows import is_reflection, uid_of, versions_of
-from recipe.common.trainer.checkpoints import keep, sign, told_foreign
+from recipe.common.trainer.checkpoints import keep, left_behind, sign, told_foreign
 from recipe.common.trainer.discarded import count_discarded
 from recipe.common.trainer.finite import FiniteMixin
 from recipe.common.trainer.stop import StoppableMixin
@@ -100,10 +100,8 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
         super()._save_checkpoint()
         if self._may_save():
             keep(self.config.trainer, step)
-        # Of a checkpoint that it no longer keeps, verl deletes the weights only.
-        for saved in folder.glob("global_step_*/transfer_queue"):
-            if not (saved.parent / "actor").is_dir():
-                shutil.rmtree(saved)
+        for saved in left_behind(folder, "transfer_queue"):
+            shutil.rmtree(saved)
 
     def _val_metrics_update(
         self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=None

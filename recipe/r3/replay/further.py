@@ -39,6 +39,8 @@ def join_further(batch: KVBatchMeta) -> KVBatchMeta:
         elif tags[own[0]].group == tags[positions[0]].group:  # recorded rollouts come under any uid of their step
             free = 1 + max(RowKey.parse(batch.keys[position]).session for position in own)
             moved |= {position: (RowKey(plain_uid(uid), free + i), own[0]) for i, position in enumerate(positions)}
+    if not (moved or alone):
+        return batch
     keys, verls = list(batch.keys), list(batch.tags)
     for position in (*moved, *alone):
         verls[position] = batch.tags[position] | replace(tags[position], again=True).to_tag()

@@ -30,6 +30,7 @@ import torch
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import PLAIN, RowKey, RowTag, groups_of, tags_of, uid_of
+from recipe.common.trainer.checkpoints import left_behind
 from recipe.r3.replay.all_wrong import AllWrong, all_wrong, due, place
 
 FILE = "held.pt"
@@ -110,9 +111,9 @@ class Holder:
         """Write the waiting rows into a checkpoint; verl saves its queue in the asynchronous modes only. Older ones
         without weights lose theirs."""
         file = checkpoint / FILE
-        for old in (file, *checkpoint.parent.glob(f"global_step_*/{FILE}")):
-            if old == file or not (old.parent / "actor").is_dir():
-                old.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+        for old in left_behind(checkpoint.parent, FILE):
+            old.unlink()
         if not self.keys:
             return
         rows = queue.read_keys(self.keys)
