@@ -242,11 +242,16 @@ def lengths_said(arm: Arm) -> list[Finding]:
     return said
 
 
+def further_prompt(arm: Arm) -> str:
+    """What problems were asked again with: some all-wrong groups may be asked by their plain prompt."""
+    return "further prompt" if total(arm, get("reflection/by_plain/asked")) else "reflection prompt"
+
+
 def reflection_said(arm: Arm) -> list[Finding]:
     prompts, solved = (total(arm, get(f"reflection/{name}")) for name in ("prompts", "solved"))
     if not prompts:
         return []
-    text = f"{prompts:,} reflection prompts, {solved:,} with a correct answer ({percent(solved / prompts)})"
+    text = f"{prompts:,} {further_prompt(arm)}s, {solved:,} with a correct answer ({percent(solved / prompts)})"
     after, before = (change(arm, read) for read in TRANSFER)
     if after is None or before is None:
         return [Finding(f"{text}.")]

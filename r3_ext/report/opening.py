@@ -11,7 +11,7 @@ import numpy as np
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import INTERRUPTED, STOPPED
 from r3_ext.record.summary import NO_SCORE
-from r3_ext.report.findings import ACCURACY_RISE, change, percent, total
+from r3_ext.report.findings import ACCURACY_RISE, change, further_prompt, percent, total
 from r3_ext.report.readers import TOTAL, TRUNCATED, dead, get, mean_pass_at_1
 from r3_ext.report.runs import Arm, Run, clean
 
@@ -208,7 +208,7 @@ def reflected_said(arm: Arm) -> str:
     prompts, solved = (total(arm, get(f"reflection/{name}")) for name in ("prompts", "solved"))
     if not prompts:
         return "no problem was asked again with a reflection prompt"
-    return f"{solved:,} of {count(prompts, 'reflection prompt')} {be(solved)} solved"
+    return f"{solved:,} of {count(prompts, further_prompt(arm))} {be(solved)} solved"
 
 
 # What to try next

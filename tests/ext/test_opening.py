@@ -55,6 +55,13 @@ def test_a_single_step_with_a_single_dead_group_is_told_in_the_singular():
     assert "`trainer.val_before_train=True trainer.test_freq=1`" in try_next
 
 
+def test_prompts_are_not_called_reflection_prompts_where_some_groups_were_asked_plainly():
+    rows = rows_of([0.25, 0.5])
+    rows[1]["reflection/by_plain/asked"] = 2
+    _, did, _ = said(run_of(rows))
+    assert did.endswith("and 8 of 12 further prompts were solved.")
+
+
 def test_all_groups_dead_and_none_rescued():
     rows = rows_of([0.0, 0.0], dead=16, left=16, wrong=16, **{"reflection/prompts": 0, "reflection/solved": 0})
     happened, did, try_next = said(run_of(rows))
