@@ -63,11 +63,11 @@ def test_a_prompt_at_the_limit_is_left_alone(count):
 
 
 def test_typical_steps_come_before_the_worst_and_train_the_same_problems_with_and_without_the_mechanisms():
-    kinds, batches = steps.kinds_of(2), steps.batches_of(2)
+    kinds, batches = steps.kinds_of(2, embedded()[1]), steps.batches_of(2)
     assert kinds == ["warm-up", "first", "first", "later", "grpo", "later", "grpo", "worst"]
-    assert batches == [0, 1, 2, 0, 0, 1, 1, 3]
+    assert batches == [0, 1, 2, 0, 0, 1, 1]
     seen = set()
-    for kind, batch in zip(kinds, batches, strict=True):
+    for kind, batch in zip(kinds[:-1], batches, strict=True):
         assert (batch in seen) == (kind in ("later", "grpo"))
         seen.add(batch)
 
@@ -81,6 +81,15 @@ def test_caps_by_hand():
     off = [f"algorithm.r3.{name}.enable=False" for name in ("replay", "reflection", "ranking")]
     config, r3 = embedded(*off)
     assert vars(steps.Caps.of(config, r3)) == {"fresh": 64, "reflection": 0, "replayed": 0, "ranked": 0}
+
+
+def test_where_groups_wait_for_the_next_step_the_worst_one_is_given_the_most_that_can_wait():
+    config, r3 = embedded("algorithm.r3.reflection.when=next_step")
+    assert steps.kinds_of(1, r3)[-3:] == ["grpo", "held", "worst"]
+    # 16 groups and the 4 that waited, of 4 answers each; whatever else is found is found for 16 groups and 4.
+    assert vars(steps.Caps.of(config, r3)) == {"fresh": 80, "reflection": 4, "replayed": 20, "ranked": 24}
+    for settings in (["algorithm.r3.reflection.when=at_once"], ["algorithm.r3.reflection.enable=False"]):
+        assert "held" not in steps.kinds_of(1, embedded(*settings)[1])
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +136,45 @@ def test_the_planner_and_the_history_find_the_worst_case(tmp_path, rows, tokeniz
         samples = history.draw(query_id, correct=True, k=2, rng=random.Random(0))
         assert [len(sample.tokens) for sample in samples] == [48, 48]
     history.close()
+
+
+@pytest.mark.parametrize("when", ["at_once", "next_step"])
+def test_asked_sooner_no_query_of_the_worst_step_is_hard_by_its_history_and_each_has_a_right_answer(
+    tmp_path, rows, tokenizer, count, when
+):
+    config, r3 = embedded(f"data.train_files={rows}", f"algorithm.r3.reflection.when={when}")
+    data = steps.Data(config, r3, count, repeat=1)
+    reflected, others, cut_off = data.worst()
+    ids = [data.query_id(row) for row in (*reflected, *others)]
+    path = str(tmp_path / "history.sqlite")
+    steps.plant(path, config, r3, ids[:4], ids[4:], cut_off, list(range(300, 340)))
+    history = History(path, r3.history.max_per_outcome)
+    planner = ReflectionPlanner(r3.reflection, history, tokenizer, {}, "single_turn_agent", 16, 512, seed=0)
+    columns = {"query_id": ids, "raw_prompt": [row["prompt"] for row in (*reflected, *others)], "uid": ids}
+    columns = {
+        name: NonTensorStack.from_list([NonTensorData(value) for value in values]) for name, values in columns.items()
+    }
+    _, metrics = planner.augment(TensorDict(columns, batch_size=16), step=5)
+    assert metrics["reflection/prompts"] == metrics["reflection/hard_queries"] == 0
+    assert all(history.draw(query_id, correct=True, k=1, rng=random.Random(0)) for query_id in ids)
+    history.close()
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_the_held_step_asks_problems_of_its_own_that_no_answer_solves(tmp_path, rows, count, with_ids):
+    file = rows
+    if not with_ids:
+        file = tmp_path / "plain.parquet"
+        parquet.write_table(parquet.read_table(rows).drop_columns(["query_id"]), file)
+    config, r3 = embedded(f"data.train_files={file}", "algorithm.r3.reflection.when=next_step")
+    data = steps.Data(config, r3, count, repeat=1)
+    parts = [data.worst(kind)[:2] for kind in (steps.HELD, steps.WORST)]
+    held, worst = ([data.query_id(row) for rows in part for row in rows] for part in parts)
+    assert len({*held, *worst}) == 32
+    data.write(tmp_path / "steps.parquet", steps.batches_of(1), *parts[0], *parts[1])
+    written = parquet.read_table(tmp_path / "steps.parquet").to_pylist()
+    assert [data.query_id(row) for row in written[-32:]] == [*held, *worst]
+    assert {row["reward_model"]["ground_truth"] for row in written[-32:-16]} == {steps.NO_ANSWER + "1"}
 
 
 def test_too_few_problems_are_told(rows, count):

@@ -28,10 +28,23 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory, cache, python):
-    outputs = tmp_path_factory.mktemp("rehearsal")
+    return rehearsed(tmp_path_factory.mktemp("rehearsal"), cache, python)
+
+
+@pytest.fixture(scope="module", params=["at_once", "next_step"])
+def sooner(request, tmp_path_factory, cache, python):
+    """A rehearsal of a run that asks all-wrong groups sooner: its folder, metrics by step, and `reflection.when`."""
+    when = f"algorithm.r3.reflection.when={request.param}"
+    outputs = tmp_path_factory.mktemp("sooner")
+    folder, _ = rehearsed(outputs, cache, python, when, "algorithm.r3.reflection.ask=adaptive")
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return folder, {row["step"]: row for row in rows if "training/global_step" in row}, request.param
+
+
+def rehearsed(outputs, cache, python, *settings):
     command = [python, "-m", "r3_ext.cli", "rehearse", "--profile", "embedded", "--repeat", "1"]
     command += ["--outputs", str(outputs), "--run", "it", "--cache", str(cache)]
-    command += ["--warm-start-steps", WARM_START_STEPS, *SETTINGS]
+    command += ["--warm-start-steps", WARM_START_STEPS, *SETTINGS, *settings]
     env = {**forks.environment(), "COLUMNS": "120"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     folder = outputs / "rehearse" / "it"
@@ -64,6 +77,24 @@ def test_the_step_of_grpo_has_no_mechanism_and_the_one_before_it_has(rehearsal):
     assert not any("#" in row["uid"] for rank in grpo for step in rank for row in step)
     groups = {TrainedUid.parse(row["uid"]).group for rank in later for step in rank for row in step if row["tokens"]}
     assert len(groups) > PROMPTS, "problems of the first step are reflected on when they come back"
+
+
+def test_asked_sooner_the_first_epoch_asks_grpo_does_not_and_the_worst_step_asks_the_most(sooner):
+    folder, metrics, when = sooner
+    found = json.loads((folder / "rehearsal.json").read_text())
+    worst, (got, caps) = metrics[max(metrics)], (found["worst_case"][name] for name in ("received", "caps"))
+    assert metrics[2]["reflection/prompts"] > 0, "a step of the first epoch"
+    assert metrics[4]["trained/rows"] == PROMPTS * N and not metrics[4]["reflection/rows"], "a step of GRPO"
+    waited = 2 if when == "next_step" else 0
+    assert got["fresh"] == caps["fresh"] + caps["reflection"] * N == (PROMPTS + waited + 2) * N
+    assert worst["reflection/prompts"] == 2 and got["fresh_tokens"] == [LIMIT]
+    assert got["ranked_groups"] == caps["ranked"] == PROMPTS + waited + 2
+    if when == "at_once":
+        assert worst["reflection/at_once/prompts"] == 2 and worst["reflection/at_once/wait_s"] > 0
+        assert got["replayed"] == caps["replayed"] == PROMPTS + 2
+    else:  # no answer that the history holds could rescue a group and let it wait
+        assert (got["replayed"], caps["replayed"]) == (PROMPTS, PROMPTS + 2)
+        assert metrics[max(metrics) - 1]["groups/held"] == 2 and worst["groups/held"] == 0
 
 
 def test_the_report_adds_up_and_its_figures_are_those_of_the_run(rehearsal):

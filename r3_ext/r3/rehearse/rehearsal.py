@@ -56,7 +56,7 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
     r3 = validate_r3_config(config)
     start.folder.mkdir(parents=True, exist_ok=True)
     repeat = own.repeat or (3 if is_cpu(config) else 1)
-    kinds = steps.kinds_of(repeat)
+    kinds = steps.kinds_of(repeat, r3)
     with held(start.folder) as lock:
         say(f"{len(kinds)} steps: {', '.join(kinds)}")
         problems = prepare(config, r3, start.folder, repeat)
@@ -127,7 +127,8 @@ def prepare(config: DictConfig, r3: R3Config, folder: Path, repeat: int) -> int:
 
     data = steps.Data(config, r3, count, repeat)
     reflected, others, cut_off = data.worst()
-    data.write(folder / "steps.parquet", steps.batches_of(repeat), reflected, others)
+    held = data.worst(steps.HELD)[:2] if steps.holds(r3) else ()
+    data.write(folder / "steps.parquet", steps.batches_of(repeat), *held, reflected, others)
     texts = [row[config.data.prompt_key][-1]["content"] for row in data.rows]
     vocabulary = sorted({token for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] for token in ids})
     names = [[data.query_id(row) for row in rows] for rows in (reflected, others)]

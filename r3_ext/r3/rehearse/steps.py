@@ -4,11 +4,13 @@
     first      other ones: no problem has a history, as in the first epoch
     later      the problems of the steps before again: replay and reflection as in later epochs
     grpo       the same problems with all mechanisms off, which is verl's GRPO
+    held       with `reflection.when=next_step`: as the worst one, of problems without a history, whose groups wait
     worst      every prompt and response at its limit, all mechanisms at their caps
 
 One parquet file holds the rows in the order of the steps. What the mechanisms find in the worst step is planted: of
 every problem as many right answers as a group can be given, all as long as the limit, and of as many problems as may
-be reflected on a share of right answers below the threshold and a wrong answer that long.
+be reflected on a share of right answers below the threshold and a wrong answer that long. Where all-wrong groups are
+asked sooner the worst step asks those instead: at once, which takes longer, or the groups that the step before it held.
 """
 
 import random
@@ -24,11 +26,11 @@ from r3_ext.data.read import to_table
 from r3_ext.data.write import write_table
 from recipe.common.query_ids import make_query_id
 from recipe.common.rows import PLAIN
-from recipe.r3.config.r3_config import R3Config, ReflectionConfig
+from recipe.r3.config.r3_config import NEXT_STEP, NEXT_VISIT, R3Config, ReflectionConfig
 from recipe.r3.history.store import History, Sample
 from recipe.r3.reflection import CUT_MARK
 
-WARM_UP, FIRST, LATER, GRPO, WORST = "warm-up", "first", "later", "grpo", "worst"
+WARM_UP, FIRST, LATER, GRPO, HELD, WORST = "warm-up", "first", "later", "grpo", "held", "worst"
 PHASES = "phases.jsonl"
 NO_ANSWER = "-90071992547409931"
 """Ground truth of the worst step: no answer is right, so every group is dead and all of it is ranked."""
@@ -37,15 +39,20 @@ ROOM = 16
 """Tokens of a reflection prompt that are left to the stored attempt."""
 
 
-def kinds_of(repeat: int) -> list[str]:
+def kinds_of(repeat: int, r3: R3Config) -> list[str]:
     """The steps, `repeat` typical ones of each kind."""
-    return [WARM_UP, *[FIRST] * repeat, *[LATER, GRPO] * repeat, WORST]
+    return [WARM_UP, *[FIRST] * repeat, *[LATER, GRPO] * repeat, *[HELD] * holds(r3), WORST]
+
+
+def holds(r3: R3Config) -> bool:
+    """Whether groups wait for the step after theirs."""
+    return r3.reflection.enable and r3.reflection.when == NEXT_STEP
 
 
 def batches_of(repeat: int) -> list[int]:
-    """The batch of data that each step trains; the worst step has one of its own."""
+    """The batch of data that each typical step trains."""
     again = [batch for number in range(repeat) for batch in (number, number)]
-    return [0, *range(1, repeat + 1), *again, repeat + 1]
+    return [0, *range(1, repeat + 1), *again]
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Caps:
     """The most that the settings allow in a step."""
 
     fresh: int
-    """Rows of plain prompts."""
+    """Rows of plain prompts, those of the step before that waited included."""
     reflection: int
     """Reflection prompts."""
     replayed: int
@@ -65,8 +72,9 @@ class Caps:
     def of(cls, config: DictConfig, r3: R3Config) -> "Caps":
         prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
         reflection = max(1, int(r3.reflection.max_fraction * prompts)) if r3.reflection.enable else 0
-        groups = prompts + reflection
-        return cls(prompts * n, reflection, groups * stored(r3), groups if r3.ranking.enable else 0)
+        held, groups = holds(r3) * reflection, prompts + reflection
+        ranked = groups + held if r3.ranking.enable else 0
+        return cls((prompts + held) * n, reflection, groups * stored(r3), ranked)
 
 
 def stored(r3: R3Config) -> int:
@@ -157,8 +165,9 @@ class Data:
         # Few problems: steps share some, each within a step once.
         return [chosen[place % len(chosen)] for place in range(wanted)]
 
-    def worst(self) -> tuple[list[dict], list[dict], bool]:
-        """Rows of the worst step: those to be reflected on, then the others; and whether attempts were cut off."""
+    def worst(self, kind: str = WORST) -> tuple[list[dict], list[dict], bool]:
+        """Rows of the worst step, or of the held one: those to be reflected on, then the others; and whether attempts
+        were cut off."""
         key, longest = self.config.data.prompt_key, self.config.data.max_prompt_length
         reflection = self.r3.reflection
         limit, cut_off = reflection_limit(reflection, longest, self.count)
@@ -168,18 +177,18 @@ class Data:
         for number, row in enumerate(rows):
             most = min(limit, longest) if number < cap else longest
             row = {**row, key: lengthened(row[key], most, self.count)}
-            row["reward_model"] = {**row["reward_model"], "ground_truth": NO_ANSWER}
+            truth = NO_ANSWER if kind == WORST else NO_ANSWER + "1"  # a problem of its own
+            row["reward_model"] = {**row["reward_model"], "ground_truth": truth}
             if "query_id" in row:
-                row["query_id"] = f"rehearse-{number}"
+                row["query_id"] = f"rehearse-{kind}-{number}"
             made.append(row)
         return made[:cap], made[cap:], cut_off
 
-    def write(self, file: Path, batches: list[int], reflected: list[dict], others: list[dict]) -> None:
-        """All rows in the order of the steps."""
-        rows = []
-        for batch in batches[:-1]:
-            rows += self.rows[batch * self.size : (batch + 1) * self.size]
-        write_table(file, pa.Table.from_pylist([*rows, *reflected, *others], schema=self.table.schema))
+    def write(self, file: Path, batches: list[int], *last: list[dict]) -> None:
+        """All rows in the order of the steps: of those batches, then the last ones."""
+        rows = [row for batch in batches for row in self.rows[batch * self.size : (batch + 1) * self.size]]
+        rows += [row for part in last for row in part]
+        write_table(file, pa.Table.from_pylist(rows, schema=self.table.schema))
 
     def query_id(self, row: dict) -> str:
         if "query_id" in row:
@@ -212,11 +221,13 @@ def plant(
         return Sample(query_id, tokens, correct, float(correct), truncated, 0, PLAIN, log_probs)
 
     samples = [sample(query_id, True, False) for query_id in (*reflected, *others) for _ in range(right)]
-    samples += [sample(query_id, False, cut_off) for query_id in reflected]
     # Right in less than `threshold` of its attempts, and in all of them.
     attempts = max(r3.reflection.min_attempts, int(right / r3.reflection.threshold) + 1)
-    statistics = [(query_id, PLAIN, attempts, right, int(cut_off)) for query_id in reflected]
-    statistics += [(query_id, PLAIN, right, right, 0) for query_id in others if right]
+    # Asked sooner, groups are so for what they are in the step, and no query is to be hard by its history.
+    hard, easy = (reflected, others) if r3.reflection.when == NEXT_VISIT else ([], [*reflected, *others])
+    samples += [sample(query_id, False, cut_off) for query_id in hard]
+    statistics = [(query_id, PLAIN, attempts, right, int(cut_off)) for query_id in hard]
+    statistics += [(query_id, PLAIN, right, right, 0) for query_id in easy if right]
     history = History(path, r3.history.max_per_outcome, int(r3.history.max_gib * 2**30), seed)
     try:
         history.absorb(samples, statistics)

@@ -1,7 +1,7 @@
 """R^3's trainer for the steps of a rehearsal, in every process of it (VERL_USE_EXTERNAL_MODULES).
 
 It trains as R^3 does. Added is a line in phases.jsonl when a phase of a step begins, rollouts without an end in the
-worst step, and steps with all mechanisms off, which is verl's GRPO.
+worst step and the one whose groups it is given, and steps with all mechanisms off, which is verl's GRPO.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from r3_ext.r3.rehearse.steps import GRPO, PHASES, WORST
+from r3_ext.r3.rehearse.steps import GRPO, HELD, PHASES, WORST
 from recipe.common.queue import KVBatchMeta
 from recipe.r3.r3_trainer import R3Trainer
-from recipe.r3.reflection import AGENT_NAME, ReflectionAgentLoop
+from recipe.r3.reflection import AGENT_NAME, ReflectionAgentLoop, ReflectionPlanner
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -76,6 +76,26 @@ class RehearseTrainer(R3Trainer):
         off = {name: replace(getattr(on, name), enable=False) for name in ("replay", "reflection", "ranking")}
         self.r3 = replace(on, **off) if self._kind == GRPO else on
         self.replay_buffer.replayer.config = self.r3.replay
+        self._ask_in_step()
+
+    def _ask_sooner(self, planner: ReflectionPlanner) -> None:
+        super()._ask_sooner(planner)
+        buffer = self.replay_buffer
+        self._sooner = buffer.asker, buffer.holder, buffer.ways
+        if buffer.asker:
+            submit = buffer.asker.submit
+            buffer.asker.submit = lambda batch: submit(self._endless(batch))
+
+    def _ask_in_step(self) -> None:
+        """All-wrong groups are asked sooner, but not in a step of GRPO. The worst step asks by the longer prompt, as if
+        the history knew nothing: what it asks at once then comes on top of the time of a rollout."""
+        if self.planner is None:
+            return
+        buffer, (asker, holder, ways) = self.replay_buffer, self._sooner
+        buffer.asker, buffer.holder = (None, None) if self._kind == GRPO else (asker, holder)
+        buffer.ways = self.planner.ways = None if self._kind in (GRPO, HELD, WORST) else ways
+        if asker:
+            asker.is_known = (lambda _: False) if self._kind == WORST else buffer.replayer.is_known
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         planner, self.planner = self.planner, self.planner if self.r3.reflection.enable else None
@@ -84,7 +104,10 @@ class RehearseTrainer(R3Trainer):
             batch = super()._next_train_batch(num_prompts)
         finally:
             self.planner = planner
-        if self._kind == WORST:
+        return self._endless(batch)
+
+    def _endless(self, batch: TensorDict) -> TensorDict:
+        if self._kind in (HELD, WORST):
             agents = list(batch["agent_name"]) if "agent_name" in batch else [""] * len(batch)
             endless = [ENDLESS_REFLECTION if agent == AGENT_NAME else ENDLESS for agent in agents]
             batch["agent_name"] = NonTensorStack.from_list([NonTensorData(name) for name in endless])
