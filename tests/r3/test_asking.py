@@ -138,6 +138,24 @@ def test_the_cap_holds_for_what_was_planned_too(make_buffer):
     assert sum(is_reflection(uid) for uid in groups_of(batch.keys, tags_of(batch))) == 3
 
 
+def test_the_place_of_a_group_whose_prompt_does_not_fit_is_another_ones_also_when_all_are_finished(make_buffer):
+    buffer = make_buffer()
+    buffer.reflection_cap = 2
+    rollout = Rollout(buffer)
+    fits = {rollout.plain(f"short{number}", WRONG) for number in range(2)}
+    for number in range(6):
+        rollout.plain(f"long{number}", WRONG)
+
+    def prompts(groups, step):
+        groups = {uid: group for uid, group in groups.items() if uid in fits}
+        return rollout.prompts(groups, step) if groups else None
+
+    buffer.asker.prompts = prompts
+    batch, _ = buffer.sample(1, "train", 8)
+    assert {uid for uid, *_ in rollout.asked} == fits and len(rollout.asked) == 2
+    assert sum(is_reflection(uid) for uid in uids(batch)) == 2
+
+
 @pytest.mark.parametrize("lost", [("right",), ("wrong",), ()])
 def test_a_group_whose_reflection_lost_answers_waits_no_longer_and_is_not_asked_again(make_buffer, lost):
     buffer = make_buffer()

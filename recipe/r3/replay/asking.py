@@ -96,7 +96,10 @@ class Asker:
         order = open_ if waits_for_all else [uid for uid in hard if hard[uid]]
         order = sorted(order, key=lambda uid: place(self.seed, step, self._query[uid]))
         outstanding = {plain_uid(uid) for uid in ready | now.unfinished if is_reflection(uid)} | self._asked
-        new = self._ask(due(order, hard, cap - len(outstanding)), step)
+        new: set[str] = set()
+        while chosen := due(order, hard, cap - len(outstanding | new)):
+            new |= self._ask(chosen, step)
+            hard |= dict.fromkeys(chosen, False)  # the place of one whose prompt does not fit is the next one's
         waiting = {uid for uid in plain if reflection_uid(uid) in now and reflection_uid(uid) not in ready} | new
         self._clock(waiting, is_done=not plain & now.unfinished)
         return waiting
