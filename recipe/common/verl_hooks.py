@@ -60,6 +60,7 @@ TRAINER_HOOKS: Hooks = {
         "_clear_groups": ("partition_id", "uids"),
         "_sampleable_terminal_keys": ("partition_id", "eviction_reasons"),
         "_select_prompt_uids": ("partition_id", "sampleable_keys", "batch_size"),
+        "_materialize_batch": ("partition_id", "selected_prompt_uids", "partition_snapshot"),
     },
     "verl.workers.engine_workers.TrainingWorker": {
         "train_mini_batch": ("data",),

@@ -276,8 +276,8 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
             metrics.update(found)
         if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode"):
             return batch  # nothing was computed that could be described
-        plain = plain_keys(batch)
-        if len(plain) < sum(tag.origin is not Origin.PADDING for tag in tags):
+        plain = [key for key, tag in zip(batch.keys, tags, strict=True) if tag.is_plain and not tag.waited]
+        if 0 < len(plain) < sum(tag.origin is not Origin.PADDING for tag in tags):
             actor = self.config.actor_rollout_ref.actor
             metrics.update(describe_policy(batch.select_keys(plain), actor, with_rollout))
         return batch

@@ -48,6 +48,7 @@ def test_a_group_waits_and_trains_whole_with_what_was_found(buffer, history):
     batch, metrics = buffer.sample(1, "train", 2)
     assert uids(batch) == {easy}
     assert metrics["groups/held"] == 1
+    assert {key for key, tag in tq.kv_list("train")["train"].items() if tag["waited"]} == set(buffer.holder.keys)
     finish_step(batch)
     (asked,) = answer(buffer)
     later = write_group("later", MIXED, 2)

@@ -132,6 +132,16 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         self.stall.see(len(self.partitions[partition_id]), len(self.finished_keys[partition_id]))
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
+    def _materialize_batch(
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
+    ) -> KVBatchMeta:
+        # In the order of the prompts, whichever answer came first: verl records a step in the order of its batch, and
+        # deals the recorded groups to the prompts in theirs (`skip.rollout_tq`).
+        place = {uid: number for number, uid in enumerate(self.prompt_global_steps[partition_id])}
+        keys = sorted(partition_snapshot, key=lambda key: (place.get(uid_of(key), -1), RowKey.parse(key).session))
+        rows = {key: partition_snapshot[key] for key in keys}
+        return super()._materialize_batch(partition_id, selected_prompt_uids, rows)
+
     def _describe(self, batch: KVBatchMeta, step: int) -> tuple[list[Sample], list[tuple[str, str]]]:
         """Tag the rows of a batch; returns the samples to store, and (query_id, variant) of attempts without one."""
         rows = queue.read(batch, FIELDS)

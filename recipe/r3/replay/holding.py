@@ -29,7 +29,7 @@ import torch
 
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import PLAIN, RowKey, RowTag, groups_of, tags_of, uid_of
+from recipe.common.rows import PLAIN, RowTag, groups_of, tags_of, uid_of
 from recipe.common.trainer.checkpoints import left_behind
 from recipe.r3.replay.all_wrong import AllWrong, all_wrong, due, place
 
@@ -83,11 +83,13 @@ class Holder:
             members = [batch.keys[position] for position in plain[query][1]]
             found = self._all_wrong(members, [batch.tags[position] for position in plain[query][1]], step)
             hard[query] = found is not None and self.fits(found)
-        most = sum(tags[positions[0]].variant == PLAIN for positions in groups.values()) - 1
+        most = sum(any(tags[position].is_plain for position in positions) for positions in groups.values()) - 1
         waiting = {plain[query][0] for query in due(order, hard, min(cap, most))}
         rows = list(zip(batch.keys, batch.tags, strict=True))
         held = [(key, _waits(tag)) for key, tag in rows if uid_of(key) in waiting]
         self.keys, self.tags, self.since = [key for key, _ in held], [tag for _, tag in held], step
+        if held:
+            queue.write(queue.TRAIN, self.keys, tags=self.tags)  # verl reads them there again
         stays = [(key, tag) for key, tag in rows if uid_of(key) not in waiting]
         return batch_with(batch, [key for key, _ in stays], [tag for _, tag in stays])
 
@@ -102,10 +104,7 @@ class Holder:
         return dict(sorted(found.items(), key=lambda item: place(self.seed, self.since, item[1].attempt.query_id)))
 
     def _all_wrong(self, keys: list[str], tags: list[dict], step: int) -> AllWrong | None:
-        tag_of = dict(zip(keys, tags, strict=True))
-        keys = sorted(keys, key=lambda key: RowKey.parse(key).session)
-        verls = [tag_of[key] for key in keys]
-        return all_wrong(queue.read_keys(keys), list(map(RowTag.from_tag, verls)), verls, self.seed, step)
+        return all_wrong(queue.read_keys(keys), list(map(RowTag.from_tag, tags)), tags, self.seed, step)
 
     def save(self, checkpoint: Path) -> None:
         """Write the waiting rows into a checkpoint; verl saves its queue in the asynchronous modes only. Older ones
