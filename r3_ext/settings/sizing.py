@@ -23,8 +23,9 @@ FUSED_ROWS = 512
 """Rows whose logits verl's fused log-probs hold at a time (`FusedLinearForPPO`), computed again for the gradient."""
 FUSED_LOGIT_BYTES = 29
 """Per entry of these logits, at the peak of the backward pass, with an entropy term in the loss (21 without)."""
-MASK_BYTES = 3
-"""Per entry of sdpa's mask: bool (1), and as the bf16 that is added to the scores (2)."""
+MASK_BYTES = 5
+"""Per entry of sdpa's mask: bool (1), as the bf16 that is added to the scores (2), and a copy of that (2) whose rows
+have a length that torch's memory-efficient attention takes, a multiple of 8."""
 
 
 @dataclass(frozen=True)

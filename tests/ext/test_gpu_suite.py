@@ -22,6 +22,7 @@ CHECKS = {
     "packed against single rows, torch.float32",
     "packed against single rows, torch.bfloat16",
     "log-probs by attention, bf16",
+    "gradients of a head that fits no key",
     "gradient norm of planted dead groups",
 }
 BROKEN = """
@@ -31,6 +32,18 @@ def wrong_backward(**given):
     states, weight = backward(**given)
     return states, 1.05 * weight
 fused._fused_linear_for_ppo_bwd = wrong_backward
+"""
+CUDNNS = """
+import torch
+from torch.nn import functional
+attention = functional.scaled_dot_product_attention
+def cudnns(query, key, value, attn_mask=None, **rest):
+    if attn_mask is not None and query.shape[-2] % 128 == 64 and query.requires_grad:
+        scores = query.detach().float() @ key.detach().float().mT / query.shape[-1] ** 0.5
+        lost = scores.masked_fill(~attn_mask, -torch.inf).logsumexp(-1, keepdim=True) < -88.7
+        query.register_hook(lambda gradient: gradient.masked_fill(lost, torch.nan))
+    return attention(query, key, value, attn_mask=attn_mask, **rest)
+functional.scaled_dot_product_attention = cudnns
 """
 
 
@@ -78,6 +91,17 @@ def test_a_wrong_gradient_is_found_and_told_with_all_figures(tmp_path):
     wrong = checks["fused against plain log-probs, fp32"]
     assert not wrong["ok"] and wrong["figures"]["head_gradient"] == pytest.approx(0.05, abs=1e-3)
     assert wrong["figures"]["other_gradients"] < 1e-4
+
+
+@pytest.mark.slow
+def test_an_attention_with_cudnns_fault_is_found(tmp_path):
+    """NaN in the gradients of queries by the three conditions of pytorch issue 196678."""
+    (tmp_path / "cudnns.py").write_text(CUDNNS)
+    arguments = ("-p", "cudnns", "-k", "cudnns or planted")
+    done = run_suite(tmp_path / "figures.json", *arguments, PYTHONPATH=str(tmp_path), **ON_THE_CPU)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout[-2000:]
+    checks = {check["check"]: check for check in json.loads((tmp_path / "figures.json").read_text())["checks"]}
+    assert checks["gradients of a head that fits no key"]["figures"]["not_finite"] > 0
 
 
 @pytest.mark.slow

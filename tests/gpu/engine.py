@@ -25,6 +25,8 @@ from .shapes import Shapes
 
 LOGIT_SCALE = 8
 """Random output embeddings times this: logits with a standard deviation of about 6 at the real width."""
+MISFIT = -120.0
+"""Score of every key in a head that fits none, as some of Qwen2.5's do: exp of the negative overflows, from 88.7."""
 
 
 def save_model(shapes: Shapes, folder: Path) -> Path:
@@ -42,6 +44,19 @@ def save_model(shapes: Shapes, folder: Path) -> Path:
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config)
     model.lm_head.weight.data.mul_(LOGIT_SCALE)
+    model.save_pretrained(folder)
+    return folder
+
+
+def save_model_with_misfit(shapes: Shapes, folder: Path) -> Path:
+    """The same, and the first head of the first layer gives every key a score of about MISFIT."""
+    model = Qwen2ForCausalLM.from_pretrained(save_model(shapes, folder))
+    size = shapes.hidden // shapes.heads
+    attention, slowest = model.model.layers[0].self_attn, size // 2 - 1  # of the pairs that positions rotate
+    half = (-MISFIT * size**0.5) ** 0.5
+    with torch.no_grad():
+        attention.q_proj.bias[slowest] = half
+        attention.k_proj.bias[slowest] = -half
     model.save_pretrained(folder)
     return folder
 

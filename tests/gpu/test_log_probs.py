@@ -14,7 +14,15 @@ from r3_ext.settings import sizing
 from recipe.r3.core_algos import compute_r3_advantage
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from .engine import engine_of, gradients, log_probs_and_entropies, packed, process_group, save_model
+from .engine import (
+    engine_of,
+    gradients,
+    log_probs_and_entropies,
+    packed,
+    process_group,
+    save_model,
+    save_model_with_misfit,
+)
 
 HEAD = "lm_head.weight"
 BF16_ROUNDING = 2.0**-9
@@ -133,6 +141,33 @@ def test_attention_without_masks_is_as_near_as_sdpa(model, shapes, device, recor
             log_probs, _ = log_probs_and_entropies(engine, packed(shapes, True))
         figures[attention] = (log_probs - exact.log_probs).abs().mean().item()
     record.check("log-probs by attention, bf16", figures, {other: 1.5 * figures["sdpa"]})
+
+
+def test_gradients_are_numbers_where_cudnns_attention_has_none(shapes, device, record, tmp_path, monkeypatch):
+    """Under a mask, at a length 64 beyond a multiple of 128, for queries that fit no key: pytorch issue 196678."""
+    verls, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watched(query, key, value, attn_mask=None, **rest):
+        if not calls:
+            calls.append((query.shape[-2], attn_mask is not None, lowest_logsumexp(query[0, 0], key[0, 0], attn_mask)))
+        return verls(query, key, value, attn_mask=attn_mask, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    with engine_of(save_model_with_misfit(shapes, tmp_path), torch.bfloat16, fused=True) as engine:
+        found = gradients(engine, packed(shapes, True))
+    [(length, has_mask, lowest)] = calls
+    assert has_mask and length % 128 == 64
+    figures = {"not_finite": sum(int((~value.isfinite()).sum()) for value in found.values()), "logsumexp": lowest}
+    record.check("gradients of a head that fits no key", figures, {"not_finite": 0, "logsumexp": -88.8})
+
+
+@torch.no_grad()
+def lowest_logsumexp(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> float:
+    """Over the queries of one head, (T, D) each, of the scores of the keys that they see."""
+    scores = query.float() @ key.float().T / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask[0, 0], -torch.inf) if mask.dtype == torch.bool else scores + mask[0, 0]
+    return scores.logsumexp(dim=-1).min().item()
 
 
 def test_planted_dead_groups_have_no_gradient_under_grpo_and_one_under_r3(model, shapes, device, record):
