@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from r3_ext.record.summary import NO_SCORE, reward_of, validation_accuracy
+from r3_ext.record.summary import NO_SCORE, reward_of, skipped_steps, validation_accuracy
 
 
 def step_line(row: dict, width: int) -> str:
@@ -80,8 +80,9 @@ class RunDisplay:
         elif (accuracy := validation_accuracy(row)) is not None:
             self.say(f"step {int(row['step']):>4}  validation accuracy {accuracy:.3f}")
         if row.get("alarm/not_finite"):
-            skipped = sum(int(row.get(f"{role}/skipped_steps", 0)) for role in ("actor", "critic"))
-            self.say(f"alarm: gradients or weights are not finite; optimizer steps skipped: {skipped}")
+            skipped, taken = skipped_steps(row)
+            told = f"optimizer steps skipped: {skipped} of {skipped + taken}"
+            self.say(f"alarm: gradients or weights are not finite; {told}")
 
 
 def found_by(by: dict[str, int]) -> str:
@@ -120,6 +121,8 @@ def closing_table(summary: dict) -> Table:
         table.add_row("reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}")
         for way, by in reflection["by"].items():
             table.add_row(f"all-wrong groups asked again, {way}", found_by(by))
+    if summary["skipped_steps"]:
+        table.add_row("optimizer steps skipped", f"{summary['skipped_steps']:,}, as gradients were not finite")
     errors, in_validation = summary["reward_errors"], summary["val_reward_errors"]
     if errors or in_validation:
         told = f"{errors:,}, and {in_validation:,} in validation" if in_validation else f"{errors:,}"

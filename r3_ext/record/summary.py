@@ -52,6 +52,16 @@ def reward_of(row: dict) -> float:
     return row.get("fresh/score/mean", row.get("critic/score/mean", math.nan))
 
 
+def skipped_steps(row: dict) -> tuple[int, int]:
+    """Optimizer steps of a row that were skipped, as their gradient was not finite, and those that were not; of actor
+    and critic together."""
+    skipped, taken = (
+        sum(int(row.get(f"{role}/{name}", 0)) for role in ("actor", "critic"))
+        for name in ("skipped_steps", "optimizer_steps")
+    )
+    return skipped, taken
+
+
 def generated_tokens(row: dict, rollouts: int) -> float:
     """Response tokens generated for training in a step of that many rollouts."""
     return row.get("generated/tokens", row.get("response_length/mean", 0) * rollouts)
@@ -104,6 +114,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         "trained_rows": fresh_rows + total("replay/rows") + total("reflection/rows"),
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
+        "skipped_steps": sum(skipped_steps(row)[0] for row in steps),
         "replayed_rows": total("replay/rows"),
         "reflection": asked_again(steps),
         "reward_errors": total("reward/errors"),

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from r3_ext.record.summary import reward_of
+from r3_ext.record.summary import reward_of, skipped_steps
 from r3_ext.report.bands import interval
 from r3_ext.report.figures import alarm_names, validation_band
 from r3_ext.report.readers import (
@@ -275,6 +275,10 @@ def alarms_said(arm: Arm) -> list[Finding]:
         if len(raised):
             text = f"Alarm {clean(name.removeprefix('alarm/'), 60)} was raised in {len(raised):,} steps"
             said.append(Finding(f"{text}, first in step {raised.min():g}.", warning=True))
+    counts = [skipped_steps(row) for run in arm.runs for row in run.rows]
+    if skipped := sum(lost for lost, _ in counts):
+        text = f"{skipped:,} of {sum(map(sum, counts)):,} optimizer steps were skipped, as gradients were not finite"
+        said.append(Finding(f"{text}.", warning=True))
     return said
 
 
@@ -292,3 +296,22 @@ def trouble_said(arm: Arm) -> list[Finding]:
     if any(run.method == "dapo" for run in arm.runs) and not total(arm, get("generated/tokens")):
         said.append("What dynamic sampling generated and threw away is not in the count of tokens.")
     return [Finding(text, warning=True) for text in said]
+
+
+def setting(run: Run, key: str) -> float:
+    """A number above 0 of the run's configuration; 0 where there is none."""
+    value = run.config.get(key)
+    return value if type(value) in (int, float) and 0 < value < math.inf else 0
+
+
+def lower_rate(run: Run) -> str:
+    rate = setting(run, key := "actor_rollout_ref.actor.optim.lr")
+    return f"train anew with a lower learning rate, `{key}{f'={rate / 2:g}' if rate else ''}`"
+
+
+def mend(run: Run) -> str:
+    """What to change where gradients or weights were not finite."""
+    alarmed = [row for row in run.rows if row.get("alarm/not_finite")]
+    if alarmed and all(skipped_steps(alarmed[-1])):  # others of the step were finite
+        return "train with another `actor_rollout_ref.model.override_config.attn_implementation`"
+    return lower_rate(run)

@@ -3,7 +3,6 @@
 Each follows from the runs by a rule. What is in backticks is for the command line.
 """
 
-import math
 import shlex
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import INTERRUPTED, STOPPED
 from r3_ext.record.summary import NO_SCORE
-from r3_ext.report.findings import ACCURACY_RISE, change, further_prompt, percent, total
+from r3_ext.report.findings import ACCURACY_RISE, change, further_prompt, lower_rate, mend, percent, setting, total
 from r3_ext.report.readers import TOTAL, TRUNCATED, dead, get, mean_pass_at_1
 from r3_ext.report.runs import Arm, Run, clean
 
@@ -75,12 +74,6 @@ def epochs_of(run: Run) -> int:
     """Epochs begun; 0 where none is logged."""
     _, epochs = run.points(get("training/epoch"), "step")
     return int(epochs.max()) + 1 if len(epochs) else 0
-
-
-def setting(run: Run, key: str) -> float:
-    """A number above 0 of the run's configuration; 0 where there is none."""
-    value = run.config.get(key)
-    return value if type(value) in (int, float) and 0 < value < math.inf else 0
 
 
 def is_r3(run: Run) -> bool:
@@ -236,7 +229,7 @@ def go_on(runs: list[Run]) -> str:
             return f"{again} goes on from the last checkpoint of run {run.name}, or from the start where there is none"
         if state not in (FINISHED, UNKNOWN) and any(row.get("alarm/not_finite") for row in run.rows[-1:]):
             # What goes on is the same again.
-            return f"{lower_rate(run)}, as gradients or weights were not finite in step {run.rows[-1]['step']:g}"
+            return f"{mend(run)}, as gradients or weights were not finite in step {run.rows[-1]['step']:g}"
         if state not in (FINISHED, UNKNOWN):
             log = shlex.quote(clean(run.folder / "run.log", 400))
             return f"find the cause at the end of `{log}`, mend it and go on with {again}"
@@ -256,13 +249,8 @@ def lower(runs: list[Run]) -> str:
     for run in runs:
         for key, number in sorted(run.not_finite.items()):
             if key.startswith("actor/"):
-                return f"{lower_rate(run)}, as {count(number, 'value')} of {clean(key, 60)} {be(number)} not finite"
+                return f"{mend(run)}, as {count(number, 'value')} of {clean(key, 60)} {be(number)} not finite"
     return ""
-
-
-def lower_rate(run: Run) -> str:
-    rate = setting(run, key := "actor_rollout_ref.actor.optim.lr")
-    return f"train anew with a lower learning rate, `{key}{f'={rate / 2:g}' if rate else ''}`"
 
 
 def validate(runs: list[Run]) -> str:

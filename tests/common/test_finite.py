@@ -58,8 +58,10 @@ def of_step(finite: Finiteness, step: int, taken: int, skipped: int, broken: int
 
 def test_single_bad_steps_are_counted_and_no_reason_to_end():
     finite = Finiteness(proven=-1)
-    assert of_step(finite, 1, 2, 0) == {"actor/skipped_steps": 0, ALARM: 0} and finite.proven == 0
-    assert of_step(finite, 2, 1, 1) == {"actor/skipped_steps": 1, ALARM: 1} and finite.proven == 1
+    metrics = {"actor/optimizer_steps": 2, "actor/skipped_steps": 0, ALARM: 0}
+    assert of_step(finite, 1, 2, 0) == metrics and finite.proven == 0
+    metrics = {"actor/optimizer_steps": 1, "actor/skipped_steps": 1, ALARM: 1}
+    assert of_step(finite, 2, 1, 1) == metrics and finite.proven == 1
     for step in range(3, 20):
         of_step(finite, step, 0, 2) if step % PATIENCE else of_step(finite, step, 2, 0)
     assert finite.fault is None
@@ -74,6 +76,15 @@ def test_after_patience_steps_without_a_finite_gradient_the_run_ends_and_the_ste
         of_step(finite, step, 0, 2)
     assert "no gradient of the actor was finite in 3 steps up to step 7" in finite.fault
     assert finite.proven == 3, "the weights of step 4 gave no finite gradient"
+
+
+def test_gradients_that_come_and_go_end_it_too_and_are_not_blamed_on_the_learning_rate():
+    finite = Finiteness(proven=-1)
+    for step, skipped in enumerate([1, 1, 0, 1, 1], start=1):
+        assert of_step(finite, step, 2 - skipped, skipped)[ALARM] == skipped and finite.fault is None and finite.is_good
+    of_step(finite, 6, 1, 1)
+    assert finite.fault == "gradients of the actor were not finite in each of 3 steps up to step 6"
+    assert "attn_implementation" in finite.mend and finite.proven == 5
 
 
 def test_broken_weights_end_it_at_once_and_critic_and_actor_count_alike():
@@ -176,6 +187,14 @@ def test_without_a_good_checkpoint_none_is_recommended(tmp_path):
     with pytest.raises(FloatingPointError, match="no checkpoint from before is there: begin anew with a lower"):
         trainer.fit(None)
     assert saved(tmp_path) == [1], "written before anybody could know"
+
+
+def test_a_run_that_loses_a_part_of_every_step_goes_on_from_its_last_checkpoint_with_another_attention(tmp_path):
+    trainer = Trainer(tmp_path, [GOOD] * 2 + [[0.5, math.nan]] * 5)
+    ends = r"up to step 5; the last good checkpoint is \S+global_step_4, .* with another \S+attn_implementation"
+    with pytest.raises(FloatingPointError, match=ends):
+        trainer.fit(None)
+    assert saved(tmp_path) == [1, 2, 3, 4] and [row[ALARM] for row in trainer.logged] == [0, 0, 1, 1, 1]
 
 
 def test_a_last_step_without_a_gradient_is_saved(tmp_path):

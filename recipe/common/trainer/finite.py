@@ -15,8 +15,9 @@
 
 verl skips an optimizer step whose gradient is not finite, prints a line and goes on: a run whose weights are broken
 skips every step from then on, and saves the broken weights. Here the worker counts the skipped steps and looks at the
-weights after each update. The trainer saves nothing from the first bad step on, and after `PATIENCE` steps without a
-finite gradient, or at once where weights are not finite, it ends the run and names the last good checkpoint.
+weights after each update. The trainer saves nothing from the first step without any finite gradient on. After
+`PATIENCE` of these, after as many that skipped a part of their optimizer steps, or at once where weights are not
+finite, it ends the run and names the last good checkpoint.
 
 Good is a checkpoint whose weights gave a finite gradient afterwards. Weights that are finite may still be broken: an
 update that is far too large shows in the next step only.
@@ -48,11 +49,16 @@ logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 PATIENCE = 3
-"""Steps one after the other without a finite gradient. Rows that make a single one are no reason to end."""
+"""Steps one after the other that skip optimizer steps. Rows that make a single one are no reason to end."""
 TAKEN, SKIPPED, BROKEN = "optimizer_steps", "skipped_steps", "broken_weights"
 """What the worker tells of an update: optimizer steps with a finite gradient, those without, and whether weights of any
 rank are not finite."""
 ALARM = "alarm/not_finite"
+LOWER = "with a lower actor_rollout_ref.actor.optim.lr or a lower clip_grad beside it"
+OTHER = (
+    "with another actor_rollout_ref.model.override_config.attn_implementation (flash_attention_2, eager): as other "
+    "gradients were finite, kernels or rows are at fault and not the weights"
+)
 
 
 def has_broken(module: torch.nn.Module) -> bool:
@@ -107,8 +113,12 @@ class Finiteness:
     """The last step after which the weights gave a finite gradient."""
     bad_steps: int = 0
     """Steps up to now, one after the other, in which actor or critic learned nothing for that reason."""
+    lossy_steps: int = 0
+    """Steps up to now, one after the other, in which actor or critic skipped an optimizer step or more."""
     fault: str | None = None
     """Why the run is to end."""
+    mend: str = LOWER
+    """How to begin again after the fault."""
     step: dict[str, dict[str, int]] = field(default_factory=dict)
     """By role, TAKEN, SKIPPED and BROKEN of the step that goes on, all its updates together."""
 
@@ -126,16 +136,22 @@ class Finiteness:
         """Judge the step; returns its metrics."""
         counts, self.step = self.step, {}
         idle = [role for role, found in counts.items() if found[SKIPPED] and not found[TAKEN]]
+        lossy = [role for role, found in counts.items() if found[SKIPPED]]
         broken = [role for role, found in counts.items() if found[BROKEN]]
         self.bad_steps = self.bad_steps + 1 if idle else 0
+        self.lossy_steps = self.lossy_steps + 1 if lossy else 0
         if not idle:
             self.proven = step - 1
         if broken:
             self.fault = f"weights of the {' and '.join(broken)} are not finite after step {step}"
         elif self.bad_steps >= PATIENCE:
             self.fault = f"no gradient of the {' and '.join(idle)} was finite in {PATIENCE} steps up to step {step}"
-        metrics = {f"{role}/{SKIPPED}": found[SKIPPED] for role, found in counts.items()}
-        return metrics | {ALARM: int(bool(broken) or any(metrics.values()))}
+        elif self.lossy_steps >= PATIENCE:
+            role = " and ".join(lossy)
+            self.fault = f"gradients of the {role} were not finite in each of {PATIENCE} steps up to step {step}"
+            self.mend = OTHER
+        metrics = {f"{role}/{name}": found[name] for role, found in counts.items() for name in (TAKEN, SKIPPED)}
+        return metrics | {ALARM: int(bool(broken or lossy))}
 
 
 class FiniteMixin:
@@ -207,7 +223,7 @@ class FiniteMixin:
 
     def _way_out(self) -> str:
         good = go_back_to(self.config.trainer, self.finiteness.proven)
-        lower = "with a lower actor_rollout_ref.actor.optim.lr or a lower clip_grad beside it"
+        mend = self.finiteness.mend
         if good is None:
-            return f"no checkpoint from before is there: begin anew {lower}"
-        return f"the last good checkpoint is {good}, from which the next start goes on: give it one {lower}"
+            return f"no checkpoint from before is there: begin anew {mend}"
+        return f"the last good checkpoint is {good}, from which the next start goes on: begin it {mend}"
