@@ -78,12 +78,16 @@ find_device() {
 
 # Before anything is downloaded: what the packages of this device need from the machine.
 check_machine() {
-    [ "$(uname -s)" = Linux ] || die "vLLM needs Linux, this is $(uname -s)" "use a Linux machine, or WSL on Windows"
+    [ "$(uname -s)" = Linux ] || die "vLLM needs Linux, this is $(uname -s)" "use a Linux machine, or WSL on Windows without its GPU"
     if [ "$device" = cpu ] && [ "$(uname -m)" = x86_64 ] && ! grep -qw avx2 /proc/cpuinfo; then
         die "this processor lacks AVX2, which vLLM's CPU build needs" "use an x86-64 machine of 2015 or later"
     fi
     if [ "$device" = gpu ] && ! command -v "${CC:-gcc}" cc clang >/dev/null; then
         die "no C compiler, and Triton compiles while a run goes on" "apt install gcc, or set CC to the path of one"
+    fi
+    local headers='import sysconfig; open(sysconfig.get_path("include", "posix_prefix") + "/Python.h")'
+    if [ "$device" = gpu ] && ! "$python" -c "$headers" 2>/dev/null; then
+        die "no Python.h beside $python, which Triton's C code includes" "apt install python3-dev (or pythonX.Y-dev)"
     fi
     local needed=4 free
     [ "$device" = cpu ] || needed=12

@@ -22,7 +22,7 @@ from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.data_files import check_data
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, passed, report_json
 from r3_ext.doctor.gpus import check_device, check_gpus
-from r3_ext.doctor.installation import check_packages, check_platform, check_python
+from r3_ext.doctor.installation import check_packages, check_platform, check_python, check_weight_sync
 from r3_ext.doctor.machine import (
     check_compiler,
     check_cores,
@@ -32,6 +32,7 @@ from r3_ext.doctor.machine import (
     check_memory,
     check_open_files,
     check_shared_memory,
+    check_windows,
 )
 from r3_ext.doctor.model_files import check_model, check_tokenizer
 from r3_ext.doctor.network import check_network, check_tracker
@@ -50,6 +51,8 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_python,
     check_packages,
     check_platform,
+    check_weight_sync,
+    check_windows,
     check_instructions,
     check_compiler,
     check_cores,

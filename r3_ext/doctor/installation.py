@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, INSTALL, OK, WARN, Finding, is_cpu
@@ -15,6 +16,10 @@ from r3_ext.host.hardware import DISTRIBUTION, installed_version
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from packaging.requirements import Requirement
+
+
+CUPY = "cupy-cuda13x==14.0.1"
+"""What verl's checkpoint engine nccl imports, as verl's extra cupy-cu130 has it."""
 
 
 def requirements(extra: str) -> list[Requirement]:
@@ -88,3 +93,12 @@ def check_platform(config: DictConfig) -> list[Finding]:
         advice = "unset VERL_PLATFORM, or choose the profile embedded"
         return [Finding(FAIL, "platform", f"trainer.device={config.trainer.device}, but VERL_PLATFORM=cpu", advice)]
     return [Finding(OK, "platform", "CPU" if is_cpu(config) else config.trainer.device)]
+
+
+def check_weight_sync(config: DictConfig) -> list[Finding]:
+    """verl finds out that it cannot import the checkpoint engine of separate_async after everything is loaded."""
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+    if engine != "nccl" or find_spec("cupy"):
+        return []
+    found = "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl needs the package cupy, which is not installed"
+    return [Finding(FAIL, "weight sync", found, f"pip install {CUPY}")]

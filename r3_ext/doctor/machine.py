@@ -6,6 +6,8 @@ import contextlib
 import os
 import platform
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,11 @@ from recipe.common.config import machine_rules
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+PROCESS_GIB, LIGHT_GIB, GPU_GIB, RAY_GIB = 1.0, 0.3, 3.0, 1.0
+"""Main memory of a process with verl and vLLM, of one of TransferQueue or the grader, what the three processes of a GPU
+have for CUDA, and of Ray itself."""
 
 
 def check_instructions(config: DictConfig) -> list[Finding]:
@@ -76,10 +83,28 @@ def check_compiler(config: DictConfig) -> list[Finding]:
         variable, names, package = "CC", ("gcc", "cc", "clang"), "gcc"
     for name in (os.environ.get(variable), *names):
         if name and (path := shutil.which(name)):
-            return [Finding(OK, "compiler", path)]
+            return headers() or [Finding(OK, "compiler", path)]
     found = f"neither {' nor '.join(names)}, and {variable} names none"
     advice = f"apt install {package}" + ("" if variable == "CC" else ", or unset TORCHDYNAMO_DISABLE")
     return [Finding(FAIL, "compiler", found, advice)]
+
+
+def headers() -> list[Finding]:
+    """What Triton and torch compile includes Python's own, which a system's Python may come without."""
+    file = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    if file.is_file():
+        return []
+    package = "python{}.{}-dev".format(*sys.version_info)
+    found = f"what is compiled while a run goes on includes {file}, which is not there"
+    return [Finding(FAIL, "compiler", found, f"apt install {package}, or a Python that brings its headers (uv's)")]
+
+
+def check_windows(config: DictConfig) -> list[Finding]:
+    """The weights go to vLLM by CUDA IPC; shared memory, which verl takes elsewhere, cannot be chosen."""
+    if is_cpu(config) or "microsoft" not in platform.release().lower():
+        return []
+    found = "WSL: vLLM gets its weights by CUDA IPC, which has failed there (invalid resource handle)"
+    return [Finding(WARN, "WSL", found, "train on a Linux machine, or without the GPU: R3_DEVICE=cpu")]
 
 
 def check_home(config: DictConfig) -> list[Finding]:
@@ -110,12 +135,11 @@ def check_memory(config: DictConfig) -> list[Finding]:
 
 
 def memory_findings(config: DictConfig, available: float, total: float, where: str = "") -> list[Finding]:
-    """Processes (9 GiB with one rank) plus what the model needs of main memory, against what a node has (bytes)."""
+    """Processes plus what the model needs of main memory, against what a node has (bytes)."""
     available, total = available / GIB, total / GIB
     if is_cpu(config):
         return sizes.memory_findings(config, available, total, where)
-    gpus = config.trainer.n_gpus_per_node
-    needed = 5 + 4 * gpus
+    needed = processes_gib(config)
     if (architecture := model_architecture(config)) is not None:
         from r3_ext.settings import sizing
 
@@ -125,6 +149,26 @@ def memory_findings(config: DictConfig, available: float, total: float, where: s
         advice = "the kernel may end processes of the run; close other programs, or use fewer or smaller ranks"
         return [Finding(WARN, "memory", found, advice)]
     return [Finding(OK, "memory", found)]
+
+
+def processes_gib(config: DictConfig) -> float:
+    """Of the processes of a run on a node with GPUs, which share nothing. gpu_1x80gb: 16.
+
+    One that imports verl and vLLM took 0.8 to 1.0 GiB with the packages for GPUs, before it touched one; what a GPU
+    adds is not measured.
+    """
+    gpus = config.trainer.n_gpus_per_node
+    counts = (
+        config.actor_rollout_ref.rollout.agent.num_workers,
+        config.reward.num_workers,
+        config.transfer_queue.backend.SimpleStorage.num_data_storage_units,
+    )
+    agents, rewards, units = (-(-count // config.trainer.nnodes) for count in counts)
+    graders = (config.reward.get("reward_kwargs") or {}).get("grader_workers", 0)
+    # The command, verl's task runner and its load balancer; a GPU has a training rank, vLLM's server and its engine.
+    heavy = 3 + agents + rewards + 3 * gpus
+    light = 1 + units + rewards * graders  # 1: TransferQueue's controller
+    return PROCESS_GIB * heavy + LIGHT_GIB * light + GPU_GIB * gpus + RAY_GIB
 
 
 def check_shared_memory(config: DictConfig) -> list[Finding]:

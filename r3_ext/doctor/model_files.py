@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r3_ext.doctor.finding import FAIL, OK, Finding, not_set
+from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, not_set
+from r3_ext.host.text import short
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -24,6 +25,10 @@ VERL_DEFAULT_PATHS = (
 """What verl's config holds where nothing was set."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+SENTENCE = "How many are 12 and 34?"
+"""Spaces, and nothing that a tokenizer tidies up."""
 
 
 @lru_cache
@@ -158,4 +163,20 @@ def check_tokenizer(config: DictConfig) -> list[Finding]:
     if embeddings is not None and embeddings < len(tokenizer):
         found = f"{len(tokenizer):,} tokens, but the model has {embeddings:,} embeddings"
         return [Finding(FAIL, "tokenizer", found, "use the tokenizer that belongs to the model")]
-    return [Finding(OK, "tokenizer", f"{len(tokenizer):,} tokens, with a chat template")]
+    return [Finding(OK, "tokenizer", f"{len(tokenizer):,} tokens, with a chat template"), *round_trip(tokenizer)]
+
+
+def round_trip(tokenizer) -> list[Finding]:
+    """What becomes of a text that is made tokens and text again, as every prompt and answer is."""
+    back = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
+    if back.strip() == SENTENCE:
+        return []
+    found = f"{SENTENCE!r} comes back from its tokens as {short(back)}"
+    if "".join(back.split()) != "".join(SENTENCE.split()):
+        return [Finding(WARN, "tokenizer", found, "prompts and answers are read without what is missing")]
+    # transformers 5 makes a tokenizer of Llama's kind of it, whatever its file says (transformers issue 45488).
+    advice = (
+        'write "tokenizer_class": "PreTrainedTokenizerFast" in the tokenizer_config.json of a copy of the model, or of '
+        "its tokenizer files in a folder that actor_rollout_ref.model.tokenizer_path names"
+    )
+    return [Finding(FAIL, "tokenizer", found, advice)]

@@ -49,5 +49,5 @@ def check_log_probs(config: DictConfig) -> list[Finding]:
         return [Finding(OK, "log-probs", f"fused, by {model.fused_kernel_options.impl_backend}")]
     found = "not fused: the logits of a whole micro-batch are kept"
     if not installed_version("flash-attn"):
-        found += ", and without flash-attn verl goes through their rows one by one, in Python"
+        found += ", and without flash-attn verl goes through their rows one by one, in Python, rounding to bf16"
     return [Finding(WARN, "log-probs", found, "set actor_rollout_ref.model.use_fused_kernels=True")]

@@ -103,6 +103,16 @@ def answer(
     return generate_missing(folder, command, total, ranks, bool(gpus), console)
 
 
+def engine_environment(on_gpu: bool) -> dict[str, str]:
+    env = dict(os.environ)
+    if on_gpu:
+        # FlashInfer's sampler is compiled when vLLM starts: without the CUDA toolkit (nvcc) that is its end. Requests
+        # with seeds, as all are here, take torch's own anyhow.
+        return {"VLLM_USE_FLASHINFER_SAMPLER": "0"} | env
+    # As verl's rollouts on the CPU: the model runs in the process of its engine, on one thread.
+    return {"OMP_NUM_THREADS": "1"} | env | {"VERL_PLATFORM": "cpu", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
 def generate_missing(folder: Path, command: list[str], total: int, ranks: int, on_gpu: bool, console: Console) -> int:
     """Run the generating process until every answer is there; returns its exit code."""
     there = len(plan.done(folder))
@@ -111,11 +121,7 @@ def generate_missing(folder: Path, command: list[str], total: int, ranks: int, o
     log = folder / "engine.log"
     for file in (log, *folder.glob("progress-*.json")):
         file.unlink(missing_ok=True)
-    env = dict(os.environ)
-    if not on_gpu:
-        # As verl's rollouts on the CPU: the model runs in the process of its engine, on one thread.
-        env |= {"VERL_PLATFORM": "cpu", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        env.setdefault("OMP_NUM_THREADS", "1")
+    env = engine_environment(on_gpu)
     with RunDisplay(console, "answers", total) as display:
         display.say(f"{there:,} of {total:,} answers are there; starting vLLM, its output goes to {log}")
         progress = Progress(folder, ranks, there, total, display)

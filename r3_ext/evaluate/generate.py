@@ -20,6 +20,8 @@ from pathlib import Path
 
 from r3_ext.cpu.fork import vllm_distribution
 from r3_ext.data import problems as data
+from r3_ext.doctor.finding import FAIL
+from r3_ext.doctor.model_files import round_trip
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.host.files import write_text
 from recipe.common.reward import thinking
@@ -86,6 +88,8 @@ def prompts(folder: Path, model: str, trust_remote_code: bool) -> plan.Prompts:
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     if tokenizer.chat_template is None:
         raise EvaluationError(f"the tokenizer in {model} has no chat template; put a chat_template.jinja there")
+    if broken := [finding for finding in round_trip(tokenizer) if finding.level == FAIL]:
+        raise EvaluationError(f"the tokenizer in {model}: {broken[0].found}; {broken[0].advice}")
     template = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
     template |= plan.read_plan(folder).get("template_kwargs", {})
     return {

@@ -62,7 +62,8 @@ def compare_policies(replayed: KVBatchMeta, is_tapered: bool) -> tuple[dict[str,
                 factors[key] = taper(row["old_log_probs"], row["rollout_log_probs"])
         if factors:
             metrics["replay/taper/mean"] = torch.cat(list(factors.values())).mean().item()
-    values = [row["old_log_probs"] for row in rows]
+    # verl's are bf16 where they are not fused, and the column of the rollout's is fp32.
+    values = [row["old_log_probs"].float() for row in rows]
     queue.write_column(replayed.partition_id, replayed.keys, "rollout_log_probs", values)
     return metrics, factors
 

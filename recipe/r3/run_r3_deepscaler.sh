@@ -36,6 +36,7 @@ python3 -m recipe.r3.main_r3 \
     actor_rollout_ref.rollout.val_kwargs.temperature=0.6 \
     actor_rollout_ref.rollout.val_kwargs.top_p=0.95 \
     actor_rollout_ref.rollout.val_kwargs.n=16 \
+    '+ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER="0"' \
     trainer.n_gpus_per_node=8 \
     trainer.nnodes=1 \
     trainer.project_name=r3 \

@@ -6,6 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from r3_ext.data.write import SCHEMA
 from r3_ext.doctor import data_files, model_files, prompts
@@ -88,6 +92,23 @@ class TestModel:
         assert only(model_files.check_tokenizer(config), FAIL).found == "no chat template"
         config.actor_rollout_ref.model.custom_chat_template = "{{ messages[0].content }}"
         assert levels(model_files.check_tokenizer(config)) == [OK]
+
+    def test_a_tokenizer_of_llamas_kind_that_loses_its_spaces_is_found_and_the_way_out_works(self, config, model):
+        """As in the Llama distills: a tokenizer.json of bytes, called Llama's, of which transformers makes another."""
+        settings = json.loads((model / "tokenizer_config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**MODEL_CONFIG, "model_type": "llama"}))
+        for kind, found in (("LlamaTokenizerFast", [OK, FAIL]), ("PreTrainedTokenizerFast", [OK])):
+            (model / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": kind}))
+            model_files.load_tokenizer.cache_clear()
+            findings = model_files.check_tokenizer(config)
+            assert levels(findings) == found
+            if kind.startswith("Llama"):
+                assert "'Howmanyare12and34?'" in findings[1].found and "PreTrainedTokenizerFast" in findings[1].advice
+
+    def test_characters_that_a_tokenizer_does_not_know_are_told(self):
+        words = Tokenizer(WordLevel({"[UNK]": 0, "How": 1, "many": 2}, unk_token="[UNK]"))
+        words.pre_tokenizer = Whitespace()
+        assert levels(model_files.round_trip(PreTrainedTokenizerFast(tokenizer_object=words))) == [WARN]
 
 
 class TestData:

@@ -13,6 +13,7 @@ from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.host.units import GIB, human
 from r3_ext.run.environment import replace_read_only_home
 from r3_ext.settings import choose
+from r3_ext.settings.sizing import ARCHITECTURES
 from tests.ext.doctored import levels, only
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_environment")]
@@ -61,6 +62,14 @@ class TestInstallation:
         monkeypatch.setattr(installation.platform, "system", lambda: "Darwin")
         assert levels(installation.check_python()) == [FAIL]
 
+    def test_nccl_between_trainer_and_rollout_needs_cupy(self, gpu_config, monkeypatch):
+        assert installation.check_weight_sync(gpu_config) == []
+        gpu_config.actor_rollout_ref.rollout.checkpoint_engine.backend = "nccl"
+        monkeypatch.setattr(installation, "find_spec", lambda name: None)
+        assert only(installation.check_weight_sync(gpu_config), FAIL).advice == "pip install cupy-cuda13x==14.0.1"
+        monkeypatch.setattr(installation, "find_spec", lambda name: name)
+        assert installation.check_weight_sync(gpu_config) == []
+
     def test_platform_must_match_the_profile(self, config, gpu_config, monkeypatch):
         monkeypatch.setenv("VERL_PLATFORM", "cpu")
         assert levels(installation.check_platform(config)) == [OK]
@@ -90,7 +99,17 @@ class TestMachine:
         assert "g++" in only(machine.check_compiler(config), FAIL).advice
         (tmp_path / "mine").touch(mode=0o755)
         monkeypatch.setenv("CC", "mine")
+        (tmp_path / "Python.h").touch()
+        monkeypatch.setattr(machine.sysconfig, "get_path", lambda *names: str(tmp_path))
         assert levels(machine.check_compiler(gpu_config)) == [OK]
+        (tmp_path / "Python.h").unlink()
+        finding = only(machine.check_compiler(gpu_config), FAIL)
+        assert f"{tmp_path}/Python.h, which is not there" in finding.found and "-dev" in finding.advice
+
+    def test_windows_cannot_hand_weights_over_on_a_gpu(self, config, gpu_config, monkeypatch):
+        assert machine.check_windows(gpu_config) == []
+        monkeypatch.setattr(machine.platform, "release", lambda: "6.6.87.2-microsoft-standard-WSL2")
+        assert levels(machine.check_windows(gpu_config)) == [WARN] and machine.check_windows(config) == []
 
     @pytest.mark.parametrize("flags, level", [({"sse4_2"}, FAIL), ({"avx2"}, OK), ({"avx2", "avx512f"}, OK)])
     def test_instruction_set(self, config, monkeypatch, flags, level):
@@ -123,6 +142,18 @@ class TestMachine:
         assert levels(machine.check_memory(config)) == [OK]
         monkeypatch.setattr(machine, "main_memory", lambda: (3 * GIB, 16 * GIB))
         assert levels(machine.check_memory(config)) == [WARN]
+
+    def test_the_processes_of_a_run_on_gpus_share_nothing(self, gpu_config, monkeypatch):
+        # 3 + 2 agents + 2 of rewards + 3 of the GPU, the queue's controller and 2 units, 4 graders, CUDA and Ray.
+        assert machine.processes_gib(gpu_config) == pytest.approx(10 + 0.3 * 7 + 3 + 1)
+        for free, level in ((16, WARN), (17, OK)):
+            monkeypatch.setattr(machine, "main_memory", lambda free=free: (free * GIB, 64 * GIB))
+            monkeypatch.setattr(machine, "model_architecture", lambda config: None)
+            assert levels(machine.check_memory(gpu_config)) == [level]
+        monkeypatch.setattr(
+            machine, "model_architecture", lambda config: ARCHITECTURES[config.actor_rollout_ref.model.path]
+        )
+        assert "about 23 needed" in only(machine.check_memory(gpu_config), WARN).found
 
     @pytest.mark.parametrize("free, level", [(8 * GIB, OK), (GIB // 2, WARN), (2**24, FAIL)])
     def test_shared_memory(self, config, monkeypatch, free, level):

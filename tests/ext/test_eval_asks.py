@@ -29,14 +29,24 @@ class Tokenizer:
             raise ValueError("no tools")
         return list(map(ord, "|".join(f"{m['role']}: {m['content']}" for m in messages) + str(more or "")))
 
+    def __call__(self, text, add_special_tokens):
+        return {"input_ids": list(map(ord, text))}
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+class WithoutSpaces(Tokenizer):
+    def decode(self, ids):
+        return super().decode(ids).replace(" ", "")
+
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     import transformers
 
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: Tokenizer())
-
-    def run(rows: list[dict], **template_kwargs) -> list[str]:
+    def run(rows: list[dict], tokenizer=Tokenizer, **template_kwargs) -> list[str]:
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: tokenizer())
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "val.parquet")
         benchmark = benchmarks.load(f"own={tmp_path / 'val.parquet'}", tmp_path)
         model = {"path": "m", "fingerprint": "f"}
@@ -76,6 +86,11 @@ def test_the_templates_arguments_reach_the_template_and_belong_to_the_plan(asked
         "effort": "low",
         "k": 3,
     }
+
+
+def test_a_tokenizer_that_loses_spaces_is_refused(asked):
+    with pytest.raises(EvaluationError, match="comes back from its tokens as 'Howmanyare12and34"):
+        asked([verl_row("What is 3+3?")], WithoutSpaces)
 
 
 def test_what_the_template_does_not_take_is_a_sentence(asked):

@@ -243,6 +243,16 @@ def test_engine_settings_and_ranks():
         command.engine_args(["x"], on_gpu=True)
 
 
+def test_a_gpu_without_the_cuda_toolkit_compiles_no_sampler_unless_told_to(monkeypatch):
+    for name in ("VLLM_USE_FLASHINFER_SAMPLER", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert command.engine_environment(on_gpu=True)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    on_cpu = command.engine_environment(on_gpu=False)
+    assert on_cpu["VERL_PLATFORM"] == "cpu" and on_cpu["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+    assert command.engine_environment(on_gpu=True)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+
+
 # the command line
 
 

@@ -74,6 +74,7 @@ EMBEDDED_DIFFERS = [
     "ray_kwargs.ray_init.num_gpus",
     "ray_kwargs.ray_init.object_store_memory",
     "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES",
+    "ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER",
     "reward.num_workers",
     "reward.reward_kwargs.grader_workers",
     "reward.reward_kwargs.length_bonus_max_tokens",
