@@ -27,6 +27,19 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 NAME = "hf"
 GATHER_S = 0.05
 """How long a first request waits for others."""
+AS_ON_GPUS = [
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    "actor_rollout_ref.model.use_fused_kernels=True",
+    "actor_rollout_ref.model.fused_kernel_options.impl_backend=torch",
+    # Several micro-batches, and of no round length.
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2500",
+]
+"""Training as in the GPU profiles, for the tiny model: the profile embedded has single precision and padded rows."""
+REFLECTS = ["algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"]
+"""Reflection from the second epoch on, for a model that nearly always fails."""
 
 
 def overrides(method: str, on_gpu: bool) -> list[str]:

@@ -7,22 +7,11 @@ import math
 
 import pytest
 
-from tests.gpu.hf_rollout import overrides
+from tests.gpu.hf_rollout import AS_ON_GPUS, REFLECTS, overrides
 
 from .conftest import STEPS
 
 pytestmark = pytest.mark.integration
-AS_ON_GPUS = [
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
-    "actor_rollout_ref.rollout.dtype=bfloat16",
-    "actor_rollout_ref.model.use_remove_padding=True",
-    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
-    "actor_rollout_ref.model.use_fused_kernels=True",
-    "actor_rollout_ref.model.fused_kernel_options.impl_backend=torch",
-    # Several micro-batches, and of no round length.
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2500",
-]
-REFLECTS = ["algorithm.r3.reflection.threshold=1.0", "algorithm.r3.reflection.min_attempts=1"]
 
 
 @pytest.fixture(scope="module")
