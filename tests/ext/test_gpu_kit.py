@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from tests.gpu.kit import tables
+from r3_ext.recipes import rules_of
+from r3_ext.settings.compose import compose_config
+from tests.gpu.kit import tables, training
 from tests.gpu.kit.__main__ import ROOT, STAGES, Stage, run, unpack
 from tests.gpu.kit.build import carried, name_of, pack, requirements
 
@@ -64,6 +66,19 @@ def test_a_stage_leaves_what_it_found_where_it_fails_or_the_time_is_up(tmp_path,
     assert "too large" in failed["log_ends"]
     assert (late["ok"], late["why"], late["figures"]) == (False, "the time was up", {"seen": 1})
     assert run(stage, tmp_path / "work", "cpu", 0.5)["why"] == "not begun: 0 s were left, it takes at least 1"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("method, more", [("grpo", []), ("r3", training.REFLECTS), ("r3", training.OFF)])
+def test_the_settings_of_its_runs_keep_the_rules_and_train_in_bf16(device, method, more):
+    config = compose_config([*training.settings_of(method, device), "actor_rollout_ref.model.path=model", *more])
+    assert not [broken.told for broken in rules_of(config)]
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (rollout.name, rollout.dtype) == ("hf", "bfloat16")
+    model = config.actor_rollout_ref.model
+    assert model.use_remove_padding and model.use_fused_kernels and model.enable_gradient_checkpointing
+    mixed = actor.fsdp_config.get("mixed_precision") or {}
+    assert mixed.get("param_dtype", "bf16") == "bf16", "verl's default"
 
 
 def test_every_stage_is_a_module_with_the_same_arguments():

@@ -32,6 +32,7 @@ SIZES = [
     "data.max_response_length=64",
     "data.dataloader_num_workers=0",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2500",
     "actor_rollout_ref.actor.optim.lr=2e-4",
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.rollout.max_model_len=576",
@@ -45,7 +46,7 @@ SIZES = [
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",
     "trainer.logger=[file]",
-    "ray_kwargs.ray_init.include_dashboard=False",
+    "++ray_kwargs.ray_init.include_dashboard=False",
 ]
 OFF = [f"algorithm.r3.{mechanism}.enable=False" for mechanism in ("replay", "reflection", "ranking")]
 NO_REFLECTION = ["algorithm.r3.reflection.enable=False"]
@@ -53,6 +54,12 @@ LEDGER = [f"groups/{name}" for name in ("total", "mixed", "all_correct", "all_wr
 SAME = ("actor/pg_loss", "actor/grad_norm", "actor/ppo_kl", "actor/entropy", "critic/advantages/max")
 NEAR = ("actor/grad_norm", "actor/entropy")
 Rows = list[dict]
+
+
+def settings_of(method: str, device: str) -> list[str]:
+    """What all runs of a method have there; the GPU's profile is in bf16 by itself."""
+    trains = AS_ON_GPUS if device == "cpu" else []
+    return [*base_overrides(PROFILE[device], method), *overrides(method, device == "cuda"), *trains, *SIZES]
 
 
 class Runs:
@@ -70,8 +77,8 @@ class Runs:
         recipe, metrics = recipe_of(method), folder / "metrics.jsonl"
         command = [sys.executable, "-m", recipe.entry, "--config-path", str(recipe.folder)]
         command += ["--config-name", recipe.base, "--config-dir", str(OWN_CONFIG), searchpath()]
-        command += [*base_overrides(PROFILE[device], method), *overrides(method, device == "cuda"), *AS_ON_GPUS, *SIZES]
         command += [
+            *settings_of(method, device),
             f"actor_rollout_ref.model.path={quoted(self.tiny / 'model')}",
             f"data.train_files={quoted(self.tiny / 'train.parquet')}",
             f"data.val_files={quoted(self.tiny / 'val.parquet')}",
