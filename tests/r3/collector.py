@@ -110,3 +110,15 @@ def read(batch: KVBatchMeta) -> dict[str, dict]:
 
 def finish_step(batch: KVBatchMeta) -> None:
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+
+
+def finish_prompts(buffer, running: list[str], at_once: bool = False) -> None:
+    """These groups are finished one after the other, a poll each; or all before the second poll."""
+    left, wait = list(running), buffer._wait_for_next_poll
+
+    def poll(*given):
+        for uid in [left.pop(0) for _ in range(len(left) if at_once else min(1, len(left)))]:
+            tq.kv_put(uid, partition_id="train", tag={"status": "finished"})
+        return wait(*given)
+
+    buffer._wait_for_next_poll = poll

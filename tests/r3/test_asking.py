@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 import torch
 import transfer_queue as tq
-from collector import N, finish_step, read, stored, write_group
+from collector import N, finish_prompts, finish_step, read, stored, write_group
 from tensordict import NonTensorStack, TensorDict
 
 from recipe.common.rows import Origin, groups_of, is_reflection, tags_of, uid_of
@@ -154,6 +154,46 @@ def test_the_place_of_a_group_whose_prompt_does_not_fit_is_another_ones_also_whe
     batch, _ = buffer.sample(1, "train", 8)
     assert {uid for uid, *_ in rollout.asked} == fits and len(rollout.asked) == 2
     assert sum(is_reflection(uid) for uid in uids(batch)) == 2
+
+
+@pytest.mark.parametrize("cap", [1, 4])
+def test_of_equal_problems_in_a_batch_the_first_is_asked_whichever_is_finished_first(make_buffer, cap):
+    for finished_first in (0, 1, None):
+        buffer = make_buffer()
+        buffer.reflection_cap = cap
+        rollout = Rollout(buffer, outcomes=WRONG)
+        twins = [rollout.plain("twin", WRONG, status="running") for _ in range(2)]
+        finish_prompts(buffer, twins[::-1] if finished_first else twins, at_once=finished_first is None)
+        batch, _ = buffer.sample(1, "train", 2)
+        assert [uid for uid, *_ in rollout.asked] == twins[:1]
+        assert uids(batch) == {*twins, f"reflection-{twins[0]}"}
+        finish_step(batch)
+
+
+def test_a_problem_that_is_asked_with_its_batch_is_not_asked_for_its_twin_too(make_buffer):
+    buffer = make_buffer()
+    buffer.reflection_cap, buffer.reflection_groups = 4, 1
+    rollout = Rollout(buffer)
+    _, planned = rollout.plain("twin", WRONG), rollout.plain("twin", WRONG)
+    write_group("twin", WRONG, 1, variant="reflection", of=planned)
+    buffer.sample(1, "train", 2)
+    assert rollout.asked == []
+
+
+def test_what_was_asked_comes_in_the_order_of_its_groups_whichever_was_finished_first(make_buffer):
+    """The order of a batch decides which rows share an optimizer step."""
+    orders = set()
+    for arrival in permutations(range(3)):
+        buffer = make_buffer()
+        buffer.reflection_cap = 3
+        rollout = Rollout(buffer, outcomes=WRONG)
+        running = [rollout.plain(f"q{number}", WRONG, status="running") for number in range(3)]
+        finish_prompts(buffer, [running[number] for number in arrival])
+        batch, _ = buffer.sample(1, "train", 3)
+        assert [query for _, query, _ in rollout.asked] == [f"q{number}" for number in arrival]
+        orders.add(tuple((tag.group, tag.variant) for tag in tags_of(batch)))
+        finish_step(batch)
+    assert len(orders) == 1
 
 
 @pytest.mark.parametrize("lost", [("right",), ("wrong",), ()])

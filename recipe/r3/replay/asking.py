@@ -91,7 +91,7 @@ class Asker:
         plain = {uid for uid in ready | now.unfinished if not is_reflection(uid)}
         self._forget(plain)
         self._read(plain & ready - self._found.keys(), now, step)
-        open_ = {uid for uid in plain - self._asked if reflection_uid(uid) not in now}
+        open_ = self._open(plain, now)
         hard = {uid: found is not None for uid, found in self._found.items() if uid in open_}
         order = open_ if waits_for_all else [uid for uid in hard if hard[uid]]
         order = sorted(order, key=lambda uid: place(self.seed, step, self._query[uid]))
@@ -107,6 +107,13 @@ class Asker:
     def remember(self, batch: TensorDict) -> None:
         """Prompts are submitted: which queries they ask."""
         self._query |= dict(zip(map(str, batch["uid"]), map(str, batch["query_id"]), strict=True))
+
+    def _open(self, plain: set[str], now: Snapshot) -> set[str]:
+        """The plain groups that may be asked. Of equal problems the first that was submitted, and none of a problem
+        that is asked already."""
+        asked = {self._query.get(uid) for uid in plain if uid in self._asked or reflection_uid(uid) in now}
+        firsts = {query: uid for uid, query in reversed(self._query.items()) if query not in asked}
+        return plain.intersection(firsts.values())
 
     def _forget(self, plain: set[str]) -> None:
         self._query = {uid: query for uid, query in self._query.items() if uid in plain}

@@ -26,7 +26,7 @@ from recipe.common import queue
 from recipe.common.modes import SYNC
 from recipe.common.outcome import Reading, check_judged, lower_failed, outcome_reward
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import RowKey, RowTag, groups_of, tags_of, uid_of, versions_of
+from recipe.common.rows import RowKey, RowTag, groups_of, is_reflection, plain_uid, tags_of, uid_of, versions_of
 from recipe.common.trainer.discarded import CountDiscardedMixin
 from recipe.common.trainer.watchdog import StallWatch
 from recipe.r3.history.store import Sample
@@ -138,6 +138,9 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         # In the order of the prompts, whichever answer came first: verl records a step in the order of its batch, and
         # deals the recorded groups to the prompts in theirs (`skip.rollout_tq`).
         place = {uid: number for number, uid in enumerate(self.prompt_global_steps[partition_id])}
+        if self.asker is not None:  # which asks in the order in which groups are finished
+            uids = sorted(place, key=lambda uid: (is_reflection(uid), place.get(plain_uid(uid), place[uid])))
+            place = {uid: number for number, uid in enumerate(uids)}
         keys = sorted(partition_snapshot, key=lambda key: (place.get(uid_of(key), -1), RowKey.parse(key).session))
         rows = {key: partition_snapshot[key] for key in keys}
         return super()._materialize_batch(partition_id, selected_prompt_uids, rows)
