@@ -9,6 +9,7 @@ from recipe.r3.config.r3_rules import broken_rules, validate_r3_config
 SDPA = {"actor_rollout_ref.model.override_config.attn_implementation": "sdpa"}
 PARALLEL = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 THRESHOLD = "algorithm.rollout_correction.rollout_is_threshold"
+AT_ONCE = {"trainer.v1.trainer_mode": "r3_colocate_async", "algorithm.r3.reflection.when": "at_once"}
 COMBINATIONS = [
     ({"data.seed": None}, "data.seed must be a whole number >= 0, got None"),
     ({"data.seed": -1}, "data.seed must be a whole number >= 0, got -1"),
@@ -47,6 +48,10 @@ COMBINATIONS = [
     (
         {"trainer.v1.trainer_mode": "r3_separate_async", "actor_rollout_ref.actor.fsdp_config.offload_policy": True},
         "actor_rollout_ref.actor.fsdp_config: offload_policy=True, .*offload_policy=False ",
+    ),
+    (
+        {**AT_ONCE, "trainer.v1.sampler.max_off_policy_threshold": 1},
+        "algorithm.r3.reflection.when: at_once asks nobody with trainer.v1.sampler.max_off_policy_threshold=1",
     ),
     ({"reward.reward_model.enable": True}, "reward.reward_model.enable: .*set reward.reward_model.enable=False"),
     (
@@ -158,6 +163,8 @@ OFF = {f"algorithm.r3.{name}.enable": False for name in ("replay", "reflection",
         {"actor_rollout_ref.rollout.max_model_len": 1024},
         {"data.max_prompt_length": 511, "actor_rollout_ref.rollout.max_model_len": 1023},
         {"actor_rollout_ref.actor.ppo_mini_batch_size": 1024},
+        AT_ONCE,
+        {**AT_ONCE, "trainer.v1.sampler.max_off_policy_threshold": None},
     ],
 )
 def test_the_ways_out_work(with_settings, settings):

@@ -121,6 +121,7 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
             "trainer.v1.trainer_mode=r3_colocate_async",
             f"{R3}.reflection.when=next_step",
         ),
+        "asked in vain": (ASYNC, "trainer.v1.sampler.max_off_policy_threshold=1", f"{R3}.reflection.when=at_once"),
         "recorded": ("skip.rollout_tq.enable=True", f"{R3}.reflection.when=at_once"),
         "asked plainly at the next visit": (f"{R3}.reflection.ask=adaptive",),
         "ranked above nothing": ("reward.reward_kwargs.correct_from=0",),

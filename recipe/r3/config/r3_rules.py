@@ -20,9 +20,9 @@ from copy import deepcopy
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.common.checks import Broken, refuse
-from recipe.common.config import engines, start_rules, verl_rules
+from recipe.common.config import engines, mode_rules, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
-from recipe.common.modes import MODES, SYNC, trainer_name
+from recipe.common.modes import MODES, SYNC, is_async, trainer_name
 from recipe.common.outcome import correct_from
 from recipe.common.rows import REFLECTION
 from recipe.r3.config.r3_config import (
@@ -117,6 +117,7 @@ def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:
     yield from _attempts_within_reach(r3.reflection, rollout.n)
     yield from _asked_sooner(r3.reflection)
     yield from _held_in_sync(r3.reflection, config.trainer.v1.trainer_mode)
+    yield from _asked_in_time(r3.reflection, config.trainer.v1)
     yield from _not_recorded(r3.reflection, config)
     yield from _groups_whole(actor, r3)
     yield from _taper_knows(rollout, r3)
@@ -225,6 +226,18 @@ def _held_in_sync(reflection: ReflectionConfig, mode: str) -> Iterator[Broken]:
             f"{key}: {NEXT_STEP} is for the synchronous mode, not for {mode}: no batch waits for a group there, so "
             "that asking at once costs no time",
             (f"{key}={AT_ONCE}",),
+        )
+
+
+def _asked_in_time(reflection: ReflectionConfig, v1: DictConfig) -> Iterator[Broken]:
+    if not (reflection.enable and reflection.when == AT_ONCE and is_async(v1.trainer_mode)):
+        return
+    key, oldest = f"{KEY}.reflection.when", f"{mode_rules.SAMPLER}.max_off_policy_threshold"
+    if v1.sampler.max_off_policy_threshold == 1:
+        yield Broken(
+            f"{key}: {AT_ONCE} asks nobody with {oldest}=1: any group would be too old in the next step, so that none "
+            "waits for what is asked",
+            (f"{oldest}=2", f"{key}={NEXT_VISIT}"),
         )
 
 
