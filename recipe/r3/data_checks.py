@@ -17,7 +17,11 @@ rollout worker."""
 from omegaconf import DictConfig
 
 from recipe.common.rows import REFLECTION
+from recipe.r3.config.r3_config import NEXT_VISIT
 from recipe.r3.text_alone import check_text_alone
+
+TAKEN = ("__rollout_n__", "__do_sample__")
+"""Columns that verl's rollout worker takes out of a prompt, so that no row of its group has them."""
 
 
 def check_data(rows, config: DictConfig, tokenizer, processor) -> None:
@@ -29,7 +33,14 @@ def check_data(rows, config: DictConfig, tokenizer, processor) -> None:
     """
     data, path = config.data, config.actor_rollout_ref.model.path
     check_text_alone(rows, config, processor)
-    ask = config.algorithm.r3.reflection.ask
+    reflection = config.algorithm.r3.reflection
+    ask, when = reflection.ask, reflection.when
+    if reflection.enable and when != NEXT_VISIT and (taken := [name for name in TAKEN if name in rows.column_names]):
+        raise ValueError(
+            f"algorithm.r3.reflection.when: {when} asks again with the columns of a group's rows, and verl takes "
+            f"{taken[0]} of data.train_files out of them: set algorithm.r3.reflection.when={NEXT_VISIT}, or leave that "
+            "column out"
+        )
     if ask != REFLECTION and "agent_name" in rows.column_names:
         raise ValueError(
             f"algorithm.r3.reflection.ask: {ask} asks again with the default agent loop, and the rows of "
