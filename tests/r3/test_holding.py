@@ -324,3 +324,9 @@ def test_it_is_told_that_groups_wait_for_nothing_where_none_is_asked_in_the_next
 def test_plain():
     kept = _plain({"a": np.arange(2), "b": (np.float32(0.5), ["x", {"c": np.int64(3)}]), "t": torch.ones(1)})
     assert kept == {"a": [0, 1], "b": [0.5, ["x", {"c": 3}]], "t": torch.ones(1)}
+
+
+def test_plain_inside_an_array_of_objects_and_under_its_own_keys():
+    """As pandas has nested columns, and a class of the user's that reads by it (`data.custom_cls`)."""
+    kept = _plain({"a": np.array([{"x": np.arange(2), 1: None}, "y"], dtype=object)})
+    assert kept == {"a": [{"x": [0, 1], 1: None}, "y"]}

@@ -142,12 +142,14 @@ def _waits(tag: dict) -> dict:
 def _plain(value: Any) -> Any:
     """The value in types that torch loads without running anything."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, str):
         return str(value)  # of an enum its value
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, np.ndarray):  # also of dicts, as pandas has nested columns
+        return _plain(value.tolist())
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def batch_with(batch: KVBatchMeta, keys: list[str], tags: list[dict]) -> KVBatchMeta:
