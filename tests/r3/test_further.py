@@ -2,7 +2,7 @@
 
 import pytest
 import transfer_queue as tq
-from collector import N, finish_step, read, write_group
+from collector import TEXTS, N, finish_step, read, write_group
 
 from recipe.common.metrics import group_ledger, series_metrics
 from recipe.common.rows import RowKey, groups_of, plain_keys, tags_of, uid_of
@@ -70,6 +70,19 @@ def test_a_group_that_a_reflection_prompt_asked_stays_a_group_of_its_own(make_bu
     assert {uid_of(key) for key in batch.keys} == {hard, asked}
     assert sum(tag.is_replayed for tag in tags_of(batch)) == 1
     assert buffer.step_metrics()["reflection/by_reflection/found"] == 1
+
+
+def test_a_way_has_found_nothing_by_answers_that_may_not_be_replayed(make_buffer):
+    """`adaptive` would go on asking by a prompt whose right answers rescue nobody."""
+    buffer = with_ways(make_buffer, "adaptive")
+    buffer.replayer.decode = lambda ids: TEXTS[60]
+    hard = write_group("hard", WRONG, 1)
+    write_group("hard", FOUND, 2, variant="reflection", of=hard)
+    buffer.reflection_groups = 1
+    batch, _ = buffer.sample(2, "train", 1)
+    assert not any(tag.is_replayed for tag in tags_of(batch))
+    metrics = buffer.step_metrics()
+    assert [metrics[f"reflection/by_reflection/{name}"] for name in ("asked", "found")] == [1, 0]
 
 
 def test_without_their_group_they_are_one_that_was_asked_again(make_buffer):

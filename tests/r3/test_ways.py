@@ -25,6 +25,7 @@ def test_only_further_groups_of_all_wrong_ones_are_counted():
     batch = [
         *(rows("a", "ww") + rows(reflection_uid("a"), "wr", 20, REFLECTION)),  # found
         *(rows("b", "ww") + rows(reflection_uid("b"), "ww", 30, REFLECTION)),  # not found
+        *(rows("h", "ww", group="p") + rows(reflection_uid("h"), "wr", 1, REFLECTION, group="p")),  # not drawable
         *(rows("c", "ww") + rows(reflection_uid("c"), "rw", 5)),  # found plainly
         *(rows("d", "rw") + rows(reflection_uid("d"), "rr", 7, REFLECTION)),  # planned for a group that is mixed
         *(rows("e", "rr") + rows(reflection_uid("e"), "rr", 7)),
@@ -32,9 +33,9 @@ def test_only_further_groups_of_all_wrong_ones_are_counted():
         *rows("g", "ww"),
     ]
     keys, tags = zip(*batch, strict=True)
-    assert tallies(keys, tags) == found((2, 1, 100), (1, 1, 10))
+    assert tallies(keys, tags, {"q"}) == found((3, 1, 102), (1, 1, 10))
     backwards = batch[::-1]
-    assert tallies(*zip(*backwards, strict=True)) == tallies(keys, tags)
+    assert tallies(*zip(*backwards, strict=True), {"q"}) == tallies(keys, tags, {"q"})
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_the_adaptive_choice_follows_the_share_and_the_seed_alone():
 
 def test_a_checkpoint_brings_back_what_was_found(tmp_path):
     ways = Ways(ADAPTIVE, 0)
-    ways.see(*zip(*(rows("a", "ww") + rows(reflection_uid("a"), "wr", 20, REFLECTION)), strict=True))
+    ways.see(*zip(*(rows("a", "ww") + rows(reflection_uid("a"), "wr", 20, REFLECTION)), strict=True), {"q"})
     ways.save(tmp_path / "global_step_1")
     again = Ways(ADAPTIVE, 0)
     again.load(tmp_path / "global_step_1")
@@ -89,7 +90,7 @@ def test_a_checkpoint_brings_back_what_was_found(tmp_path):
 
 def test_metrics_are_of_what_came_since_the_last_ones():
     ways = Ways(ADAPTIVE, 0)
-    ways.see(*zip(*(rows("a", "ww") + rows(reflection_uid("a"), "wr", 20, REFLECTION)), strict=True))
+    ways.see(*zip(*(rows("a", "ww") + rows(reflection_uid("a"), "wr", 20, REFLECTION)), strict=True), {"q"})
     first, second = ways.take_metrics(), ways.take_metrics()
     assert {name: first[f"reflection/by_reflection/{name}"] for name in ("asked", "found", "tokens")} == {
         "asked": 1,

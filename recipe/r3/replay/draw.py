@@ -113,6 +113,11 @@ class Replayer:
         self.passed_over += speaks
         return not speaks
 
+    def drawable(self, samples: Iterable[Sample]) -> set[str]:
+        """Queries to which reflection found a right answer that may be replayed under the plain prompt."""
+        found = (sample for sample in samples if sample.variant == REFLECTION and sample.correct)
+        return {sample.query_id for sample in found if not self.speaks_of_attempt(sample)}
+
     def speaks_of_attempt(self, sample: Sample) -> bool:
         return self.config.speaks_of_attempt(self.decode(sample.tokens.tolist()))
 

@@ -20,7 +20,7 @@ more than their probability, because a group is asked again for having none.
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Tally:
     asked: int = 0
     """All-wrong groups."""
     found: int = 0
-    """Those of them with a right answer then."""
+    """Those of them with a right answer then, that may be replayed into them."""
     tokens: int = 0
     """Generated for all of them."""
 
@@ -52,8 +52,11 @@ class Tally:
         self.tokens += other.tokens
 
 
-def tallies(keys: Sequence[str], tags: Sequence[RowTag]) -> dict[str, Tally]:
-    """By way, of the all-wrong groups of a batch for which a further group is in it, before its rows join them."""
+def tallies(keys: Sequence[str], tags: Sequence[RowTag], drawable: Container[str]) -> dict[str, Tally]:
+    """By way, of the all-wrong groups of a batch for which a further group is in it, before its rows join them.
+
+    drawable: queries to which reflection found a right answer that may be replayed under the plain prompt.
+    """
     groups = groups_of(keys, tags)
     found = {way: Tally() for way in WAYS}
     for uid, positions in groups.items():
@@ -61,8 +64,9 @@ def tallies(keys: Sequence[str], tags: Sequence[RowTag]) -> dict[str, Tally]:
         rows = [tags[position] for position in positions]
         if not own or own[0].group != rows[0].group or dead_outcome(own) is not False:
             continue
-        tally = Tally(1, int(any(row.correct for row in rows)), sum(row.response_len for row in rows))
-        found[rows[0].variant].add(tally)
+        way, is_right = rows[0].variant, any(row.correct for row in rows)
+        is_found = is_right and (way == PLAIN or rows[0].group in drawable)
+        found[way].add(Tally(1, int(is_found), sum(row.response_len for row in rows)))
     return found
 
 
@@ -103,9 +107,9 @@ class Ways:
         drawn = random.Random(f"{self.seed}/way/{step}/{query_id}").random()
         return REFLECTION if drawn < reflection_share(self.found) else PLAIN
 
-    def see(self, keys: Sequence[str], tags: Sequence[RowTag]) -> None:
-        """Count what the further groups of a batch found."""
-        for way, tally in tallies(keys, tags).items():
+    def see(self, keys: Sequence[str], tags: Sequence[RowTag], drawable: Container[str]) -> None:
+        """Count what the further groups of a batch found; see `tallies`."""
+        for way, tally in tallies(keys, tags, drawable).items():
             self.found[way].add(tally)
             self.fresh[way].add(tally)
 
