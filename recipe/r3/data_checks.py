@@ -35,13 +35,14 @@ def check_data(rows, config: DictConfig, tokenizer, processor) -> None:
     check_text_alone(rows, config, processor)
     reflection = config.algorithm.r3.reflection
     ask, when = reflection.ask, reflection.when
-    if reflection.enable and when != NEXT_VISIT and (taken := [name for name in TAKEN if name in rows.column_names]):
+    sooner = reflection.enable and when != NEXT_VISIT
+    if sooner and (taken := [name for name in TAKEN if name in rows.column_names]):
         raise ValueError(
             f"algorithm.r3.reflection.when: {when} asks again with the columns of a group's rows, and verl takes "
             f"{taken[0]} of data.train_files out of them: set algorithm.r3.reflection.when={NEXT_VISIT}, or leave that "
             "column out"
         )
-    if ask != REFLECTION and "agent_name" in rows.column_names:
+    if sooner and ask != REFLECTION and "agent_name" in rows.column_names:
         raise ValueError(
             f"algorithm.r3.reflection.ask: {ask} asks again with the default agent loop, and the rows of "
             "data.train_files name their own in agent_name: set algorithm.r3.reflection.ask=reflection, or leave that "

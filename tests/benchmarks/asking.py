@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.asking --folder DIR          a quarter of an hour on two cores
 
-The same model, which does not learn (lr=0), answers the problems of one world for two epochs: without reflection, and
+The same model, at a learning rate of 1e-12, answers the problems of one world for two epochs: without reflection, and
 with each value of `reflection.when`. The runs take turns. Printed by epoch: the median over the steps of the seconds of
 generation, and the means of generated tokens and of prompts asked again. In the second epoch the history knows right
 answers, so less is asked sooner. Times of a busy machine are worth nothing: let nothing else run.
@@ -19,7 +19,7 @@ from recipe.r3.config.r3_config import AT_ONCE, NEXT_STEP, NEXT_VISIT
 
 PROMPTS = 16
 """Of a step of the profile embedded."""
-STILL = ["actor_rollout_ref.actor.optim.lr=0", "trainer.total_epochs=2", "trainer.save_freq=-1"]
+STILL = ["actor_rollout_ref.actor.optim.lr=1e-12", "trainer.total_epochs=2", "trainer.save_freq=-1"]
 STILL += ["trainer.val_before_train=False", "trainer.test_freq=-1"]
 NONE = "none"
 WAYS = {NONE: "algorithm.r3.reflection.enable=False"}

@@ -68,7 +68,9 @@ def main() -> None:
     ]
 
     def run(method: str, name: str) -> Path:
-        line = command(method, args.folder, name, args.folder / "cache", *size)
+        # Recordings know no prompts that are asked on the way.
+        when = ["algorithm.r3.reflection.when=next_visit"] if method == "r3" else []
+        line = command(method, args.folder, name, args.folder / "cache", *size, *when)
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
         return args.folder / "test" / name
 

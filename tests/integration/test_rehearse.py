@@ -28,7 +28,8 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory, cache, python):
-    return rehearsed(tmp_path_factory.mktemp("rehearsal"), cache, python)
+    at = "algorithm.r3.reflection.when=next_visit"
+    return rehearsed(tmp_path_factory.mktemp("rehearsal"), cache, python, at)
 
 
 @pytest.fixture(scope="module", params=["at_once", "next_step"])

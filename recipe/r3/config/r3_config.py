@@ -132,10 +132,10 @@ class ReplayConfig(BaseConfig):
 class ReflectionConfig(BaseConfig):
     enable: bool = True
     """Reflection (the paper's ISR): hard queries are asked again with a stored wrong attempt in the prompt."""
-    when: str = "next_visit"
+    when: str = "at_once"
     """[U] When an all-wrong group is asked again: at the `next_visit` of its query (the paper's), in the `next_step`
     or `at_once`. Hard queries that the history knows are asked with their batch in all three."""
-    ask: str = "reflection"
+    ask: str = "adaptive"
     """[U] Prompt that asks all-wrong groups sooner: `reflection`, `plain` or `adaptive`. Answers to the plain prompt
     join the group, on policy. `adaptive` follows what each of the two has found for a token in this run."""
     threshold: float = 0.25

@@ -24,7 +24,7 @@ from recipe.common.config import engines, mode_rules, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
 from recipe.common.modes import MODES, SYNC, is_async, trainer_name
 from recipe.common.outcome import correct_from
-from recipe.common.rows import REFLECTION
+from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.config.r3_config import (
     AT_ONCE,
     NEXT_STEP,
@@ -210,10 +210,10 @@ def _attempts_within_reach(reflection: ReflectionConfig, n: int) -> Iterator[Bro
 
 
 def _asked_sooner(reflection: ReflectionConfig) -> Iterator[Broken]:
-    if reflection.enable and reflection.ask != REFLECTION and reflection.when == NEXT_VISIT:
+    if reflection.enable and reflection.ask == PLAIN and reflection.when == NEXT_VISIT:
         key = f"{KEY}.reflection"
         yield Broken(
-            f"{key}.ask: {reflection.ask} has no effect with {key}.when={NEXT_VISIT}: the next visit asks the plain "
+            f"{key}.ask: {PLAIN} has no effect with {key}.when={NEXT_VISIT}: the next visit asks the plain "
             "prompt by itself",
             (f"{key}.when={AT_ONCE}", f"{key}.ask={REFLECTION}"),
         )
