@@ -6,6 +6,7 @@ from datasets import Dataset
 from recipe.r3.data_checks import check_data
 
 SOONER, PLAINLY = {"algorithm.r3.reflection.when": "next_step"}, {"algorithm.r3.reflection.ask": "plain"}
+VISIT = {"algorithm.r3.reflection.when": "next_visit"}
 OFF = {"algorithm.r3.reflection.enable": False}
 
 
@@ -29,10 +30,11 @@ def test_columns_that_an_answer_does_not_keep_are_refused_where_its_prompt_is_as
         check(with_settings, tokenizer, settings, **columns)
 
 
-@pytest.mark.parametrize("settings", [{}, SOONER | OFF])
+@pytest.mark.parametrize("settings", [VISIT, SOONER | OFF])
 def test_elsewhere_they_are_verls(with_settings, tokenizer, settings):
     check(with_settings, tokenizer, settings, __rollout_n__=[4], __do_sample__=[True], agent_name=["mine"])
 
 
 def test_the_reflection_prompt_is_asked_whatever_agent_the_rows_name(with_settings, tokenizer):
-    check(with_settings, tokenizer, SOONER, agent_name=["mine"])
+    settings = SOONER | {"algorithm.r3.reflection.ask": "reflection"}
+    check(with_settings, tokenizer, settings, agent_name=["mine"])

@@ -123,7 +123,7 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         ),
         "asked in vain": (ASYNC, "trainer.v1.sampler.max_off_policy_threshold=1", f"{R3}.reflection.when=at_once"),
         "recorded": ("skip.rollout_tq.enable=True", f"{R3}.reflection.when=at_once"),
-        "asked plainly at the next visit": (f"{R3}.reflection.ask=adaptive",),
+        "asked plainly at the next visit": (f"{R3}.reflection.ask=plain", f"{R3}.reflection.when=next_visit"),
         "ranked above nothing": ("reward.reward_kwargs.correct_from=0",),
         "correct": ("reward.reward_kwargs.correct_from=half",),
         "own values": (

@@ -44,7 +44,7 @@ def _asynchronous(config: DictConfig) -> Iterator[Broken]:
         yield Broken(f"{key} must be wait or drop, got {strategy!r}", (f"{key}=wait", f"{key}=drop"))
     if oldest is not None and not is_count(oldest, 1):
         key = f"{SAMPLER}.max_off_policy_threshold"
-        yield Broken(f"{key} must be a whole number of at least 1 or null, got {oldest!r}", (f"{key}=null", f"{key}=1"))
+        yield Broken(f"{key} must be a whole number of at least 1 or null, got {oldest!r}", (f"{key}=null", f"{key}=8"))
     if not (isinstance(ahead, int | float) and ahead >= 0):
         key = f"trainer.v1.{name}.num_warmup_batches"
         yield Broken(f"{key} must be a number >= 0, got {ahead!r}", (f"{key}=1",))
