@@ -255,6 +255,7 @@ def test_the_literal_reading_of_the_paper_differs_in_these_settings_only(compose
         "replay.trains": "all",
         "replay.reflected_unless": None,
         "replay.same_step": False,
+        "reflection.when": "next_visit",
         "reflection.min_attempts": 1,
         "reflection.rounds": None,
         "reflection.count_reflected_attempts": True,

@@ -141,7 +141,7 @@ def test_sooner_a_group_may_have_fewer_answers_than_the_next_visit_needs_attempt
     for name in ("MODEL", "DATA", "R3_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     line = "--profile embedded --samples 2 algorithm.r3.reflection.rounds=2".split()
-    config = command.settle(command.parse(line))
+    config = command.settle(command.parse([*line, "algorithm.r3.reflection.when=next_visit"]))
     with pytest.raises(ValueError, match="no problem is hard after one epoch"):
         command.checked(config)
     config = command.settle(command.parse([*line, "algorithm.r3.reflection.when=at_once"]))

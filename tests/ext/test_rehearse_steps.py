@@ -109,7 +109,8 @@ def test_the_planner_and_the_history_find_the_worst_case(tmp_path, rows, tokeniz
     if not with_ids:
         file = tmp_path / "plain.parquet"
         parquet.write_table(parquet.read_table(rows).drop_columns(["query_id"]), file)
-    config, r3 = embedded(f"data.train_files={file}", "algorithm.r3.replay.k=2", "data.max_response_length=48")
+    at = "algorithm.r3.reflection.when=next_visit"
+    config, r3 = embedded(f"data.train_files={file}", "algorithm.r3.replay.k=2", "data.max_response_length=48", at)
     data = steps.Data(config, r3, count, repeat=1)
     reflected, others, cut_off = data.worst()
     data.write(tmp_path / "steps.parquet", steps.batches_of(1), reflected, others)
