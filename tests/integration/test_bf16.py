@@ -8,13 +8,15 @@ DTensor".
 import json
 import math
 import shutil
+import subprocess
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from r3_ext.cpu.fork import environment as forks
 from tests.gpu.hf_rollout import AS_ON_GPUS, REFLECTS, overrides
 
-from .conftest import STEPS
+from .conftest import SMALL, STEPS, Run
 
 pytestmark = pytest.mark.integration
 
@@ -33,10 +35,17 @@ def untied(warm_start, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(train, warm_start, untied):
-    data = {"DATA": warm_start / "train.parquet", "VAL_DATA": warm_start / "val.parquet"}
-    sources = {name: str(path) for name, path in {"MODEL": untied, **data}.items()}
-    return train("r3", "bf16", *overrides("r3", on_gpu=False), *AS_ON_GPUS, *REFLECTS, sources=sources)
+def run(warm_start, untied, python, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bf16")
+    sources = {"MODEL": untied, "DATA": warm_start / "train.parquet", "VAL_DATA": warm_start / "val.parquet"}
+    command = [python, "-m", "r3_ext.cli", "run", "--profile", "embedded", "--method", "r3", "--no-report"]
+    command += ["--outputs", folder, "--experiment", "test", "--run", "it", "--cache", folder / "cache"]
+    command += [*SMALL, *overrides("r3", on_gpu=False), *AS_ON_GPUS, *REFLECTS]
+    env = {**forks.environment(), **{name: str(path) for name, path in sources.items()}, "COLUMNS": "120"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+    run = Run(folder / "test" / "it", done.returncode, done.stdout + done.stderr)
+    assert run.code == 0, run.explain()
+    return run
 
 
 def test_all_mechanisms_rescue_groups_and_none_is_split(run):
