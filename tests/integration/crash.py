@@ -50,13 +50,14 @@ VICTIMS = {
     **dict.fromkeys(SIGNALS),
 }
 MOMENTS = ("start-up", "rollout or training", "history write", "checkpoint")
-# Small bounds, so that samples are evicted, and reflection from the first failure on.
+# Small bounds, so that samples are evicted, reflection from the first failure on, and groups that wait.
 SETTINGS = [
     "trainer.save_freq=1",
     "algorithm.r3.history.max_per_outcome=4",
     "algorithm.r3.reflection.threshold=1.0",
     "algorithm.r3.reflection.min_attempts=1",
-    "algorithm.r3.reflection.when=next_visit",
+    "algorithm.r3.reflection.when=next_step",
+    "algorithm.r3.reflection.ask=adaptive",
     "algorithm.r3.replay.outcome=both",
 ]
 UNCOMPARED = ("timing", "perf/", "actor/perf/", "history/write_s", "history/wait_s")

@@ -21,13 +21,14 @@ PROMPTS, REFLECTIONS = 16, 4
 """Of a step on the profile embedded; at most, of the second."""
 PROBLEMS = 41
 """A prime: whatever number of batches of 16 was lost, the position of the data shows it."""
-# Checkpoints that leave steps to be lost, and reflection from the first failure on.
+# Checkpoints that leave steps to be lost, reflection from the first failure on, and questions on the way.
 IN_FLIGHT = [
     f"data.train_max_samples={PROBLEMS}",
     "trainer.save_freq=3",
     "algorithm.r3.reflection.threshold=1.0",
     "algorithm.r3.reflection.min_attempts=1",
-    "algorithm.r3.reflection.when=next_visit",
+    "algorithm.r3.reflection.when=at_once",
+    "algorithm.r3.reflection.ask=adaptive",
 ]
 
 

@@ -53,6 +53,10 @@ def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one
     # The recording holds what the claim is about.
     assert sum(row["replay/rows"] for row in whole.rows) > 0
     assert sum(row["reflection/prompts"] for row in whole.rows) > 0
+    held = [row["groups/held"] for row in whole.rows]
+    assert all(held[:2]) and held[-1] == 0, "groups wait when the first kills come, and none after the last step"
+    # The ledger adds up: a group counts in the step that trains it.
+    assert [row["groups/total"] for row in whole.rows] == [16 + b - a for b, a in zip([0, *held], held, strict=False)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_prompts_in_flight_are_neither_lost_nor_trained_twice(cache, tmp_path, m
     assert len(told) == 2 and not run.overdue, told
     finished = run.finish()
     assert_all_accounted_for(account(finished, tmp_path / "rows"), steps)
-    for name in ("replay/rows", "reflection/prompts", "groups/rescued_by_replay"):
+    for name in ("replay/rows", "reflection/at_once/prompts", "groups/rescued_by_replay"):
         assert sum(row[name] for row in finished.rows) > 0, f"{name}: nothing to lose"
 
 
