@@ -59,16 +59,14 @@ def test_the_advantage_is_that_of_the_cpu_in_double(shapes, device, record):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_ranking_is_that_of_the_cpu(shapes, device, record, dtype):
     entropy, mask = entropies(shapes, device, dtype)
-    worst, differing, distinct = 0.0, 0, set()
+    worst, distinct = 0.0, set()
     for start in range(0, shapes.rows, RANKED_GROUP):
         rows = slice(start, start + RANKED_GROUP)
         ours = structural_entropy_ranking_reward(entropy[rows], mask[rows], 0.2, 0.5)
         theirs = structural_entropy_ranking_reward(entropy[rows].cpu(), mask[rows].cpu(), 0.2, 0.5)
         assert ours.device == entropy.device
         worst = max(worst, (ours.cpu() - theirs).abs().max().item())
-        differing += int((ours.cpu() != theirs).sum())
         distinct |= set(theirs.tolist())
     assert len(distinct) > 2, "nothing was ranked"
-    figures = {"differing": differing, "largest_difference": worst}
-    # The sums are in double, whose last digit depends on the order; it could only part rows that tie.
-    record.check(f"ranking in {dtype}, against the CPU", figures, {"differing": 0})
+    # CUDA multiplies by the inverse of a number that the CPU divides by. Another rank is 0.5 / 15 away.
+    record.check(f"ranking in {dtype}, against the CPU", {"largest_difference": worst}, {"largest_difference": 1e-15})

@@ -16,6 +16,8 @@ from pathlib import Path
 from r3_ext.run.environment import git_says
 from r3_ext.settings.compose import ROOT
 
+from . import training
+
 PYTHON, PLATFORM = "3.12", "x86_64-manylinux_2_28"
 TAUGHT_STEPS = "140"
 """Of the tiny model: right and wrong answers, as in tests/integration."""
@@ -74,7 +76,7 @@ def resolve(there: list[str], folder: Path) -> list[str]:
 
 
 def fill(folder: Path, pins: list[str]) -> None:
-    """Packages, the tiny model with its problems, and what the kit is."""
+    """Packages, the tiny model with its problems, a recording of its rollouts, and what the kit is."""
     site = folder / "site"
     target = ("--python-version", PYTHON, "--python-platform", PLATFORM)
     uv("pip", "install", "--no-deps", "--target", site, *target, *pins)
@@ -86,6 +88,7 @@ def fill(folder: Path, pins: list[str]) -> None:
         teach = [sys.executable, "-m", "r3_ext.tiny.warm_start", "--cache", cache, "--steps", TAUGHT_STEPS]
         told = subprocess.run(teach, check=True, capture_output=True, text=True, cwd=ROOT)
         shutil.copytree(Path(told.stdout.splitlines()[-1]).parent, folder / "tiny")
+    training.record(folder / training.RECORDING, folder / "tiny")
     about = {"commit": git_says("rev-parse", "HEAD"), "changes": git_says("status", "--porcelain"), "packages": pins}
     (folder / "about.json").write_text(json.dumps(about, indent=2))
 

@@ -95,6 +95,10 @@ def main() -> None:
         for turn in ("first", "second"):
             meter(f"log_probs_{turn}", log_probs, tokens)
             meter(f"update_{turn}", update, tokens)
+        # Its gradients are numbers at this length: `attention`. What does doing without it take?
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        for turn in ("first", "second"):
+            meter(f"update_with_cudnn_{turn}", update, tokens)
     report.limit("1 / gradient norm", 1 / max(report.figures["grad_norm"], 1e-9), 1e6)
     if args.device == "cuda":
         # The flat overhead stands for what torch does not allocate, and for waste.
