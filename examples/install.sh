@@ -2,8 +2,9 @@
 # Installs the versions that pyproject.toml pins for this machine, with or without a GPU; takes a second once that is done.
 #
 #   examples/install.sh                  into the virtual or conda environment that is active, else into .venv
-#   examples/install.sh --test           pytest, ruff and basedpyright as well, and what the tested examples need
-#   examples/install.sh --print-python   installs nothing and prints the interpreter that the other two use
+#   examples/install.sh --games          TextWorld as well, in which HGPO's agents act
+#   examples/install.sh --test           pytest, ruff, basedpyright and TextWorld as well, and what the tested examples need
+#   examples/install.sh --print-python   installs nothing and prints the interpreter that the others use
 #
 #   R3_PYTHON=/path/to/bin/python        use this interpreter's environment instead
 #   R3_DEVICE=cpu|gpu                    do not look for a GPU (login nodes have none)
@@ -88,6 +89,10 @@ check_machine() {
     local headers='import sysconfig; open(sysconfig.get_path("include", "posix_prefix") + "/Python.h")'
     if [ "$device" = gpu ] && ! "$python" -c "$headers" 2>/dev/null; then
         die "no Python.h beside $python, which Triton's C code includes" "apt install python3-dev (or pythonX.Y-dev)"
+    fi
+    # jericho, which plays TextWorld's games, comes as C to be compiled.
+    if [ -n "$with_games$with_tests" ] && ! { command -v make && command -v "${CC:-gcc}"; } >/dev/null; then
+        die "no make or no C compiler, and the interpreter of TextWorld's games is compiled" "apt install gcc make"
     fi
     local needed=4 free
     [ "$device" = cpu ] || needed=12
@@ -199,9 +204,10 @@ is_installed() {
     done
 }
 
-with_tests=
+with_games= with_tests=
 for argument in "$@"; do
     case "$argument" in
+        --games) with_games=,games ;;
         --test) with_tests=,test ;;
         --print-python) environment_python; exit ;;
         *) die "unknown argument $argument" "see the first lines of ${BASH_SOURCE[0]}" ;;
@@ -218,7 +224,7 @@ fi
 prefix="$("$python" -c 'import sys; print(sys.prefix)')"
 device="$(find_device)"
 case "$device" in cpu | gpu) ;; *) die "R3_DEVICE=$device" "set it to cpu or gpu" ;; esac
-extras="$device$with_tests"
+extras="$device$with_games$with_tests"
 if is_installed; then
     exit
 fi

@@ -41,6 +41,8 @@ class Recipe:
     """`module:function` of (config) that yields every rule which the settings break, as its training command tells."""
     describer: str | None = None
     """`module:function` of its typed settings that returns lines which say what is on."""
+    world: str = ""
+    """What it trains on where nobody says, as `--world` has it; "": problems of one turn."""
     prompts_added: str | None = None
     """`module:function` of (config): most prompts of a step that it adds to those of the data."""
     gone: str | None = None
@@ -109,7 +111,23 @@ R3 = Recipe(
     files={"algorithm.r3.history.path": "history.sqlite"},
     free=("algorithm.r3.stall_timeout_s",),
 )
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3)}
+HGPO = Recipe(
+    name="hgpo",
+    title="HGPO",
+    entry="recipe.hgpo.main_hgpo",
+    config="recipe.hgpo.config",
+    base="hgpo_trainer",
+    methods=("gigpo", "hgpo", "hgpo_release"),
+    modules=("recipe.hgpo.hgpo_trainer", "recipe.hgpo.agent_loop"),
+    node="algorithm.hgpo",
+    validator="recipe.hgpo.config.hgpo_rules:validate_hgpo_config",
+    rules="recipe.hgpo.config.hgpo_rules:all_rules",
+    describer="recipe.hgpo.config.hgpo_config:describe",
+    world="textworld",
+)
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3, HGPO)}
+SESSIONS = "recipe.hgpo.agent_loop"
+"""What plays sessions in an environment, for any method."""
 DEFAULT_METHOD = "r3"
 ANY_RULES = "recipe.common.config.start_rules:of_any_method"
 """As `Recipe.rules`, of a trainer whose recipe has none."""

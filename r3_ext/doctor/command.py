@@ -127,8 +127,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def examine(profile: str, method: str, overrides: list[str], cache: Path | None) -> list[Finding]:
     """Compose the configuration with DATA, VAL_DATA and MODEL and check it; what does not compose is a finding."""
+    from r3_ext.recipes import recipe_of
     from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
     from r3_ext.settings.prepare import model_and_data
+    from r3_ext.tiny.world import parse
 
     findings, given, told = [], [], []
     try:
@@ -140,7 +142,13 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path | None)
         any_truth = rows.may_be_any_truth(config)
         try:
             given = model_and_data(
-                profile, cache or CACHE, {}, told.append, overrides, build=False, any_truth=any_truth
+                profile,
+                cache or CACHE,
+                {"world": parse(recipe_of(method).world)},
+                told.append,
+                overrides,
+                build=False,
+                any_truth=any_truth,
             )
         except ValueError as error:
             findings = [Finding(FAIL, "data", str(error), "correct DATA, VAL_DATA or MODEL")]

@@ -168,7 +168,7 @@ def begin(args: argparse.Namespace, resume: bool, say) -> tuple[Start, list[str]
 def tiny_model(start: Start) -> dict:
     """Settings of the embedded profile's model."""
     steps = start.options["warm_start_steps"]
-    return {"world": parse_world(start.options["world"] or "")} | ({} if steps is None else {"steps": steps})
+    return {"world": parse_world(start.world)} | ({} if steps is None else {"steps": steps})
 
 
 def data_of(start: Start, config: DictConfig, say, build: bool = True) -> list[str]:

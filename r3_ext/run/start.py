@@ -74,6 +74,11 @@ class Start:
         return self.options.get("mode") or SYNC
 
     @property
+    def world(self) -> str:
+        """As `--world` has it."""
+        return self.options["world"] or recipe_of(self.method).world
+
+    @property
     def profile(self) -> str:
         return self.options["profile"]
 
@@ -93,7 +98,7 @@ class Start:
 
     def compose(self, overrides: list[str]) -> list[str]:
         """All overrides of the start, these between its method and its own."""
-        base = [*base_overrides(self.profile, self.method), *self._mode()]
+        base = [*base_overrides(self.profile, self.method, self.world), *self._mode()]
         return [*base, *self._attention(), *overrides, *self.overrides]
 
     def _mode(self) -> list[str]:
@@ -280,7 +285,7 @@ def _at_its_place(override: str) -> str:
 
 def check_world(text: str, profile: str, data: str | None) -> None:
     """Raise ValueError where --world has no meaning or is none."""
-    if profile != EMBEDDED or data:
+    if (profile != EMBEDDED and not world.is_text(text)) or data:
         raise ValueError(
             "--world concerns the problems that the profile embedded generates; leave it out, or unset DATA"
         )

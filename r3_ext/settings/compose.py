@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from r3_ext.recipes import DEFAULT_METHOD, RECIPES, Recipe, methods, recipe_of, told_gone
+from r3_ext.recipes import DEFAULT_METHOD, RECIPES, SESSIONS, Recipe, methods, recipe_of, told_gone
+from r3_ext.tiny.world import TEXTWORLD, is_text
 from recipe.common.config.verl_rules import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ HYDRA = re.compile(r"[+~]*hydra[./]")
 
 
 def choices(group: str) -> list[str]:
-    """The files of a group of settings: `profile` or `mode`; of `method`, what the recipes have."""
+    """The files of a group of settings: `profile`, `mode` or `world`; of `method`, what the recipes have."""
     return methods() if group == "method" else sorted(path.stem for path in (OWN_CONFIG / group).glob("*.yaml"))
 
 
@@ -82,14 +83,19 @@ def method_of(overrides: list[str]) -> str:
     return next((text.partition("=")[2] for text in overrides if text.startswith("+method=")), DEFAULT_METHOD)
 
 
-def base_overrides(profile: str, method: str) -> list[str]:
-    """What every run with that profile and method begins with."""
-    groups = [f"+profile={profile}", f"+method={method}"]
-    if profile != EMBEDDED:
+def base_overrides(profile: str, method: str, world: str | None = None) -> list[str]:
+    """What every run with that profile and method begins with. world: None: that of the method's recipe."""
+    groups, modules = [f"+profile={profile}", f"+method={method}"], recipe_of(method).modules
+    if is_text(recipe_of(method).world if world is None else world):
+        own = f"{profile}_{TEXTWORLD}"
+        groups.append(f"+world={own if own in choices('world') else TEXTWORLD}")
+        modules = tuple(dict.fromkeys((*modules, SESSIONS)))
+    if profile == EMBEDDED:
+        # verl imports these before it looks for platform plugins, and a recipe needs the platform to be there.
+        modules = (PLATFORM, *modules)
+    elif modules == recipe_of(method).modules:
         return groups
-    # verl imports these before it looks for platform plugins, and a recipe needs the platform to be there.
-    modules = ",".join((PLATFORM, *recipe_of(method).modules))
-    return [*groups, f"{MODULES}={quoted(modules)}"]
+    return [*groups, f"{MODULES}={quoted(','.join(modules))}"]
 
 
 def compose_config(overrides: list[str]) -> DictConfig:

@@ -15,7 +15,7 @@ from r3_ext.data import convert, read, write
 from r3_ext.data import problems as data
 from r3_ext.host.files import replacing, sha256
 from r3_ext.settings.compose import quoted
-from r3_ext.tiny.world import World
+from r3_ext.tiny.world import TextWorld, World
 from recipe.common.config.value_rules import path_fault
 
 EMBEDDED = "embedded"
@@ -81,6 +81,8 @@ def on_gpus(cache: Path, given: dict, named: set, tiny_model: dict, say, build: 
     benchmarks, chosen = cache / "benchmarks", {}
     if MODEL in given:
         chosen[MODEL] = model(given[MODEL])
+    if isinstance(world := tiny_model.get("world"), TextWorld):
+        return chosen | games(cache, world, given, named, build)
     if VAL in given:
         chosen[VAL] = validation_files(cache, given[VAL], say)
     needs_val = build and VAL not in given and VAL not in named
@@ -119,6 +121,10 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
     if steps is not None and steps < 1:
         raise ValueError(f"--warm-start-steps must be at least 1, got {steps}")
     own_model = MODEL in given or MODEL in named
+    if isinstance(world := tiny_model.get("world"), TextWorld):
+        if own_model:
+            return ({MODEL: model(given[MODEL])} if MODEL in given else {}) | games(cache, world, given, named, build)
+        return player(cache, world, given, steps, say) if build else games(cache, world, given, named, build)
     if own_model and (steps is not None or tiny_model.get("world", World()) != World()):
         raise ValueError(
             "--warm-start-steps and --world concern the tiny model that is built here: leave them out, "
@@ -152,6 +158,28 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
     else:
         warm_start.course(source, warm_start.Settings(**tiny_model), held_out)
     return chosen
+
+
+def games(cache: Path, world: TextWorld, given: dict, named: set, build: bool) -> dict:
+    """Tasks of sessions: rows that are given, as they are, or games of a text world."""
+    chosen = {key: read.local_files(given[key]) for key in (TRAIN, VAL) if key in given}
+    if build and (missing := {TRAIN, VAL} - {*chosen, *named}):
+        from r3_ext.worlds import lists  # imports TextWorld, which is slow, and may not be there
+
+        made = lists.prepare(cache, lists.Games(world.seed))
+        chosen |= {key: [path] for key, path in ((TRAIN, made.train), (VAL, made.val)) if key in missing}
+    return chosen
+
+
+def player(cache: Path, world: TextWorld, given: dict, steps: int | None, say) -> dict:
+    """A tiny model that saw an expert play, and games for it."""
+    from r3_ext.worlds import lists, warm_start
+
+    say(f"tiny model and games: made once, in a few minutes, then taken from {cache}")
+    taught = {} if steps is None else {"steps": steps}
+    made = warm_start.prepare(cache, games=lists.Games(world.seed), **taught)
+    chosen = {MODEL: str(made.model), TRAIN: [made.train], VAL: [made.val]}
+    return chosen | {key: read.local_files(given[key]) for key in (TRAIN, VAL) if key in given}
 
 
 def model(source: str) -> str:

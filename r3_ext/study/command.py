@@ -204,7 +204,7 @@ def check(args: argparse.Namespace, profile: str) -> None:
                 raise ValueError("--world concerns the problems that the profile embedded generates; leave it out")
         check_choice("profile", profile)
         for arm in args.arms:
-            own = base_overrides(profile, arms.ARMS[arm].method)
+            own = base_overrides(profile, arms.ARMS[arm].method, args.world)
             config = compose_config([*own, *settings_of(args, profile, arm, seed=0)])
             if wrong := check_values(config):
                 raise ValueError(wrong[0].found)

@@ -4,6 +4,10 @@ Everything in a world is drawn from its seed: model, facts and mistakes, trainin
 fields say how much there is of what R^3 repairs, and each has a neutral value at which there is nothing of it. As text:
 
     seed=3,mistaken=0,reflection=0.5        what is not named has its default
+
+Or a world of text games, played in several turns (r3_ext/worlds):
+
+    textworld,seed=3
 """
 
 from dataclasses import dataclass, fields
@@ -49,14 +53,32 @@ class World:
         return ",".join(f"{name}={value}" for name, value in named.items() if value != getattr(World, name))
 
 
-def parse(text: str) -> World:
+TEXTWORLD = "textworld"
+
+
+@dataclass(frozen=True)
+class TextWorld:
+    seed: int = 0
+    """Draws the games, and what the tiny model is shown of them."""
+
+    def __post_init__(self):
+        _require(self.seed >= 0, "seed", "at least 0", self.seed)
+
+
+def is_text(text: str | None) -> bool:
+    """Whether a world is one of text games."""
+    return (text or "").partition(",")[0] == TEXTWORLD
+
+
+def parse(text: str) -> World | TextWorld:
     """The world of a text; "" is the default one.
 
     Raises:
         ValueError: a name that is no field, or a value that it cannot have, in one sentence.
     """
-    known, values = {field.name: field.type for field in fields(World)}, {}
-    for part in filter(None, text.split(",")):
+    cls = TextWorld if is_text(text) else World
+    known, values = {field.name: field.type for field in fields(cls)}, {}
+    for part in filter(None, text.removeprefix(TEXTWORLD).split(",")):
         name, equals, value = part.partition("=")
         if name not in known or not equals:
             raise ValueError(f"--world {text}: {part!r} is not one of {', '.join(f'{name}=...' for name in known)}")
@@ -66,7 +88,7 @@ def parse(text: str) -> World:
             values[name] = known[name](value)
         except ValueError:
             raise ValueError(f"--world {name} must be a number, got {value!r}") from None
-    return World(**values)
+    return cls(**values)
 
 
 def _require(ok: bool, name: str, rule: str, value: object) -> None:

@@ -98,6 +98,33 @@ def within(connection: Connection, seconds: float) -> Iterator[None]:
         raise TimeoutError
 
 
+def start_process(module: str, pipe: int, arguments: tuple[str, ...] = ()) -> subprocess.Popen:
+    """A fresh interpreter that runs `serve(pipe, parent_pid, *arguments)` of a module, in a group with what it starts.
+
+    As multiprocessing's spawn gives it, but without running the main script a second time.
+
+    Args:
+        pipe: file descriptor that it inherits.
+    """
+    # The path is set once Python is up: on PYTHONPATH, a re.py beside the main script would keep it from starting.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import serve; "
+    return subprocess.Popen(
+        [sys.executable, "-c", code + f"serve({pipe}, {os.getpid()}, *{arguments!r})"],
+        env=os.environ | {"PYTHONHASHSEED": "0"},  # makes sympy, and so a verdict, repeatable
+        pass_fds=[pipe],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def limit_memory(beyond_bytes: int) -> None:
+    """Let this process's address space grow by so much, and no more."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    loaded = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft = loaded + beyond_bytes if hard == resource.RLIM_INFINITY else min(loaded + beyond_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 class FirstCalls:
     """What the first answers of fresh processes of one kind may take beyond their deadline.
 
@@ -136,16 +163,7 @@ class Worker:
 
     def _start(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        # A fresh interpreter, as multiprocessing's spawn gives, but without running the main script a second time.
-        # The path is set once Python is up: on PYTHONPATH, a re.py beside the main script would keep it from starting.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import serve; "
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code + f"serve({theirs.fileno()}, {os.getpid()}, *{self._arguments!r})"],
-            env=os.environ | {"PYTHONHASHSEED": "0"},  # makes sympy, and so a verdict, repeatable
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # a group of its own, with what it starts
-        )
+        self._process = start_process(self._module, theirs.fileno(), self._arguments)
         theirs.close()
         self._ready, self._asked = False, 0
 
@@ -246,10 +264,7 @@ def questions(connection: Connection, parent_pid: int) -> Iterator[tuple[Any, Ca
     # A forked sibling may hold the other end open, so the end of the pipe alone does not tell.
     threading.Thread(target=_end_with, args=(parent_pid,), daemon=True).start()
     atexit.register(_end_group, own_pid)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    loaded = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    soft = loaded + MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(loaded + MEMORY_LIMIT_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    limit_memory(MEMORY_LIMIT_BYTES)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     connection.send_bytes(b"ready")
     while True:

@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 WITH_TORCH = {"ray", "tensordict", "tokenizers", "torch", "transfer_queue", "transformers", "verl", "vllm", "zmq"}
-"""What the extras cpu and gpu bring; tokenizers comes with transformers, zmq with vLLM."""
+OF_GAMES = {"textworld"}
+"""What the extras cpu and gpu bring, and what games does; tokenizers comes with transformers, zmq with vLLM."""
 BROUGHT = {"markupsafe": "jinja2", "mpmath": "math-verify", "sympy": "math-verify"}
 """What comes with a dependency, in the version that it needs."""
 
@@ -86,7 +87,7 @@ def names_of(requirements: list[str]) -> set[str]:
 def test_the_dependencies_are_what_the_packages_import_and_no_more():
     asked = names_of(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
     providers = metadata.packages_distributions()
-    found = {BROUGHT.get(name, name) for name in imported() - WITH_TORCH}
+    found = {BROUGHT.get(name, name) for name in imported() - WITH_TORCH - OF_GAMES}
     needed = {name: names_of(providers.get(name, [name])) for name in found}
     assert not {name for name, among in needed.items() if not among & asked}
     assert not asked - set().union(*needed.values())

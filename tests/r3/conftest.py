@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-import ray
 import transfer_queue as tq
 from collector import replayer
 from configured import part
@@ -20,16 +19,6 @@ CHAT_TEMPLATE = (
     "{%- for message in messages -%}{{- '<|' + message.role + '|>' + message.content + '<|end|>' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' + ('<think>' if thinking else '') -}}{%- endif -%}"
 )
-
-
-@pytest.fixture(scope="module")
-def transfer_queue():
-    ray.init("local", num_cpus=4, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
-    storage = {"SimpleStorage": {"total_storage_size": 1000, "num_data_storage_units": 1}}
-    tq.init(OmegaConf.create({"backend": {"storage_backend": "SimpleStorage", **storage}}))
-    yield
-    tq.close()
-    ray.shutdown()
 
 
 @pytest.fixture

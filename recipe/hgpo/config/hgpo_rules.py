@@ -1,0 +1,94 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Rules that span several keys: HGPO's settings, and those of verl's that it counts on."""
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.common.checks import Broken, is_count, refuse
+from recipe.common.config import engines, start_rules, verl_rules
+from recipe.common.config.reward_rules import migrated, no_legacy
+from recipe.common.config.verl_rules import ROLLOUT
+from recipe.common.modes import MODES, trainer_name
+from recipe.hgpo.config.hgpo_config import HGPOConfig, faults_of, load_hgpo_config
+
+OWN_MODULES = "recipe.hgpo.hgpo_trainer", "recipe.hgpo.agent_loop"
+MAX_TURNS = f"{ROLLOUT}.multi_turn.max_assistant_turns"
+
+
+def validate_hgpo_config(config: DictConfig) -> HGPOConfig:
+    """`load_hgpo_config` plus the combinations with verl's own keys that cannot work.
+
+    Raises:
+        Refused: every rule that is broken, with keys, values and ways out.
+    """
+    refuse(broken_rules(config))
+    return load_hgpo_config(config)
+
+
+def all_rules(config: DictConfig) -> Iterator[Broken]:
+    """Kinds of values, `broken_rules`, and what is found by asking verl. Once, before Ray starts."""
+    yield from start_rules.after_kinds(config, _with_what_is_asked)
+
+
+def _with_what_is_asked(config: DictConfig) -> Iterator[Broken]:
+    told = list(broken_rules(config))
+    yield from told
+    yield from start_rules.at_start(start_rules.followed(migrated(engines.as_fsdp(config)), told))
+
+
+def broken_rules(config: DictConfig) -> Iterator[Broken]:
+    """Each rule that the settings break."""
+    yield from engines.fsdp_workers(config, "HGPO")
+    config = engines.as_fsdp(config)
+    yield from no_legacy(config)
+    config = migrated(config)
+    yield from _estimator(config.algorithm)
+    yield from verl_rules.of_any_method(config)
+    actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
+    correction = config.algorithm.get("rollout_correction") or {}
+    yield from verl_rules.no_critic(config)
+    yield from verl_rules.critic_settings(config)
+    yield from verl_rules.trainer_mode(config.trainer.v1.trainer_mode, [trainer_name("hgpo", mode) for mode in MODES])
+    yield from verl_rules.modules_imported(config, OWN_MODULES)
+    yield from verl_rules.groups(rollout.n)
+    yield from verl_rules.rollout_log_probs(rollout, correction)
+    yield from verl_rules.bypass_loss(actor.policy_loss.loss_mode, correction)
+    yield from verl_rules.sequence_parallel(actor, model)
+    yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
+    yield from verl_rules.seeded(config.data)
+    yield from turns_end(config)
+    yield from faults_of(config)
+
+
+def _estimator(algorithm: DictConfig) -> Iterator[Broken]:
+    if algorithm.adv_estimator != "grpo":
+        yield Broken(
+            f"algorithm.adv_estimator: must be grpo, got {algorithm.adv_estimator!r}: verl compares whole sessions for "
+            "grpo alone, and algorithm.hgpo adds to that",
+            ("algorithm.adv_estimator=grpo",),
+        )
+    if algorithm.use_kl_in_reward:
+        yield Broken(
+            "algorithm.use_kl_in_reward: True would put a penalty among the rewards of the environment",
+            ("algorithm.use_kl_in_reward=False actor_rollout_ref.actor.use_kl_loss=True",),
+        )
+
+
+def turns_end(config: DictConfig) -> Iterator[Broken]:
+    """Of any method that trains on sessions."""
+    turns = OmegaConf.select(config, MAX_TURNS)
+    if not is_count(turns, 1):
+        yield Broken(f"{MAX_TURNS} must be at least 1, got {turns!r}: a session would not end", (f"{MAX_TURNS}=50",))

@@ -1,0 +1,37 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""`python -m recipe.hgpo.config.settings_table`: write what the YAML files and README.md say, from hgpo_config.py."""
+
+import sys
+from pathlib import Path
+
+from recipe.common.config import settings_text
+from recipe.hgpo.config.hgpo_config import KEY, SESSION, HGPOConfig, SessionConfig
+
+HERE = Path(__file__).parent
+COMMAND = "python -m recipe.hgpo.config.settings_table"
+OTHERS = {name: HERE / "method" / f"{name}.yaml" for name in ("hgpo_release", "gigpo")}
+BLOCKS = [
+    (settings_text.Block(HGPOConfig, KEY, "hgpo", OTHERS), HERE / "hgpo.yaml"),
+    (settings_text.Block(SessionConfig, SESSION, "hgpo", OTHERS), HERE / "sessions.yaml"),
+]
+
+
+def written() -> dict[Path, str]:
+    """What each file should hold."""
+    return settings_text.written(BLOCKS, COMMAND, HERE.parent / "README.md")
+
+
+if __name__ == "__main__":
+    sys.exit(settings_text.main(sys.argv[1:], COMMAND, written()))

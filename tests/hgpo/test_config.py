@@ -1,0 +1,127 @@
+"""HGPO's settings: what is shipped, what is refused, and that the files say what the dataclasses have."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from recipe.common.checks import Refused
+from recipe.hgpo.config import hgpo_config, settings_table
+from recipe.hgpo.config.hgpo_config import HGPOConfig, SessionConfig, describe, load_hgpo_config, load_session_config
+from recipe.hgpo.config.hgpo_rules import broken_rules, validate_hgpo_config
+
+FOLDER = Path(hgpo_config.__file__).parent
+RUNS = [
+    "actor_rollout_ref.rollout.name=vllm",
+    "data.train_batch_size=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> DictConfig:
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        return compose("hgpo_trainer", RUNS)
+
+
+@pytest.fixture
+def with_settings(shipped):
+    def build(settings: dict) -> DictConfig:
+        config = shipped.copy()
+        with open_dict(config):
+            for key, value in settings.items():
+                OmegaConf.update(config, key, value, force_add=True)
+        return config
+
+    return build
+
+
+def set_in(settings) -> dict:
+    return {name: value for name, value in asdict(settings).items() if name != "_target_"}
+
+
+def test_what_is_shipped_is_valid_and_has_the_defaults_of_the_dataclasses(shipped):
+    assert set_in(validate_hgpo_config(shipped)) == set_in(HGPOConfig())
+    assert set_in(load_session_config(shipped)) == set_in(SessionConfig())
+
+
+def test_yaml_and_readme_are_as_the_command_writes_them():
+    for path, text in settings_table.written().items():
+        assert path.read_text() == text, f"{path.name} is not up to date: run {settings_table.COMMAND}"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((FOLDER / "method").glob("*.yaml"))])
+def test_every_method_is_valid(shipped, name):
+    config = shipped.copy()
+    with open_dict(config):
+        config.merge_with(OmegaConf.load(FOLDER / "method" / f"{name}.yaml"))
+    validate_hgpo_config(config)
+    load_session_config(config)
+
+
+OWN = "algorithm.hgpo"
+SESSION = "actor_rollout_ref.rollout.custom.session"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({f"{OWN}.depth": -1}, f"{OWN}.depth must be at least 0, got -1"),
+        ({f"{OWN}.norm": "std"}, f"{OWN}.norm must be one of mean_std_norm, mean_norm, got 'std'"),
+        ({f"{OWN}.weights": "x"}, f"{OWN}.weights must be one of paper, release, got 'x'"),
+        ({f"{OWN}.std": "x"}, f"{OWN}.std must be one of population, sample, got 'x'"),
+        ({f"{OWN}.penalise": "x"}, f"{OWN}.penalise must be one of none, format, inadmissible, both, got 'x'"),
+        ({f"{OWN}.gamma": 0}, f"{OWN}.gamma must be in (0, 1], got 0"),
+        ({f"{OWN}.alpha": -1}, f"{OWN}.alpha must be at least 0, got -1"),
+        ({f"{OWN}.step_weight": 0}, f"{OWN}.step_weight must be above 0 where episode_weight is 0"),
+        ({f"{OWN}.rows_per_step": 0}, f"{OWN}.rows_per_step must be at least 1 or null, got 0"),
+        ({f"{OWN}.unknown": 0}, f"{OWN}.unknown is not a setting"),
+        ({f"{SESSION}.memory": -1}, f"{SESSION}.memory must be at least 0, got -1"),
+        ({f"{SESSION}.state_key": "x"}, f"{SESSION}.state_key must be one of"),
+        ({f"{SESSION}.tag": "a b"}, f"{SESSION}.tag must be a name or null, got 'a b'"),
+        ({f"{SESSION}.deadline_s": 0}, f"{SESSION}.deadline_s must be > 0, got 0"),
+        ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator: must be grpo, got 'gae'"),
+        ({"algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward: True"),
+        ({"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
+        ({"critic.enable": True}, "critic.enable: True"),
+        ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode: must be hgpo"),
+        (
+            {"actor_rollout_ref.rollout.multi_turn.max_assistant_turns": None},
+            "multi_turn.max_assistant_turns must be at least 1, got None",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_by_its_full_key_and_value(with_settings, settings, told):
+    with pytest.raises(Refused) as refused:
+        validate_hgpo_config(with_settings(settings))
+    assert told in str(refused.value)
+
+
+def test_the_ways_out_work_when_followed(with_settings):
+    wrong = {"algorithm.adv_estimator": "gae", "algorithm.use_kl_in_reward": True, "actor_rollout_ref.rollout.n": 1}
+    config = with_settings(wrong)
+    ways = " ".join(one.ways[0] for one in broken_rules(config))
+    config.merge_with(OmegaConf.from_dotlist(ways.split()))
+    assert not list(broken_rules(config))
+
+
+def test_all_faults_are_told_at_once(with_settings):
+    config = with_settings({f"{OWN}.depth": -1, f"{OWN}.gamma": 2, f"{SESSION}.memory": -1})
+    told = [one.told for one in broken_rules(config)]
+    assert len(told) == 3 and all(any(key in text for text in told) for key in ("depth", "gamma", "memory"))
+
+
+def test_what_is_on_is_described():
+    assert describe(HGPOConfig()) == ["nested groups up to 2 earlier states, divided by their std, weights (k+1)^1"]
+    gigpo = HGPOConfig(depth=0, episode_weight=1.0, norm="mean_norm", penalise="both")
+    assert describe(gigpo) == [
+        "nested groups up to 0 earlier states, not divided, weights (k+1)^1",
+        "1 times GRPO over sessions",
+        "0.1 less for answers: both",
+    ]
+
+
+def test_settings_of_other_sections_are_not_read(with_settings):
+    load_hgpo_config(with_settings({f"{SESSION}.memory": -1}))

@@ -1,0 +1,3 @@
+"""A world whose module does not load."""
+
+raise RuntimeError("no such display")
