@@ -20,7 +20,7 @@ import numpy as np
 
 from recipe.common.outcome import dead_outcome
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import Origin, RowTag, groups_of, tags_of
+from recipe.common.rows import Origin, RowTag, groups_of, sessions_of, tags_of
 
 LEDGER = (
     *("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong"),
@@ -71,39 +71,47 @@ def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Means over fresh plain rows (`fresh/`), replayed rows (`replay/`) and those of groups that were asked again
     (`reflection/`), plainly or with a reflection prompt.
 
+    A session of several rows counts once, by its last row; all of its rows count as rows, and in the mean length.
     `trained/rows` and `trained/tokens` (of responses) are those of all three.
     """
-    tags = [tag for tag in tags_of(batch) if tag.origin is not Origin.PADDING]
+    tags = tags_of(batch)
+    kept = [position for position, tag in enumerate(tags) if tag.origin is not Origin.PADDING]
     series = {
-        "fresh": [tag for tag in tags if tag.is_plain],
-        "reflection": [tag for tag in tags if tag.is_fresh and not tag.is_plain],
-        "replay": [tag for tag in tags if tag.is_replayed],
+        "fresh": [position for position in kept if tags[position].is_plain],
+        "reflection": [at for at in kept if tags[at].is_fresh and not tags[at].is_plain],
+        "replay": [position for position in kept if tags[position].is_replayed],
     }
     metrics = {}
     for name, rows in series.items():
-        metrics |= {f"{name}/{figure}": value for figure, value in _figures(rows).items()}
-    if errors := sum(tag.reward_error for tag in tags if tag.is_fresh):
+        sessions = [rows[positions[-1]] for positions in sessions_of(batch.keys[at] for at in rows).values()]
+        figures = _figures([tags[at] for at in rows], [tags[at] for at in sessions])
+        metrics |= {f"{name}/{figure}": value for figure, value in figures.items()}
+    if errors := sum(tags[at].reward_error for at in kept if tags[at].is_fresh):
         metrics["reward/errors"] = errors
     for name in ("rows", "tokens"):
         metrics[f"trained/{name}"] = sum(metrics[f"{kind}/{name}"] for kind in series)
     if series["replay"]:
-        metrics["replay/age/mean"] = float(np.mean([tag.replay_age or 0 for tag in series["replay"]]))
-    solved = {tag.group for tag in series["reflection"] if tag.correct}
+        metrics["replay/age/mean"] = float(np.mean([tags[at].replay_age or 0 for at in series["replay"]]))
+    solved = {tags[at].group for at in series["reflection"] if tags[at].correct}
     metrics["reflection/solved"] = len(solved)
     return metrics
 
 
-def _figures(rows: list[RowTag]) -> dict[str, float]:
-    """Those of one series; means only where it has a row."""
+def _figures(rows: list[RowTag], sessions: list[RowTag]) -> dict[str, float]:
+    """Those of one series; means only where it has a row.
+
+    Args:
+        sessions: the last row of each.
+    """
     sums: dict[str, float] = {"rows": len(rows), "tokens": sum(row.response_len for row in rows)}
     sums["prompt_tokens"] = sum(row.prompt_len for row in rows)
     if not rows:
         return sums
     columns = {
-        "score": [row.score for row in rows],
-        "acc": [row.correct for row in rows],
-        "truncated": [row.truncated for row in rows],
+        "score": [row.score for row in sessions],
+        "acc": [row.correct for row in sessions],
+        "truncated": [row.truncated for row in sessions],
         "response_length": [row.response_len for row in rows],
-        "mixed_versions": [row.versions > 1 for row in rows],
+        "mixed_versions": [row.versions > 1 for row in sessions],
     }
     return sums | {f"{name}/mean": float(np.mean(values)) for name, values in columns.items()}

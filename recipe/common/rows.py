@@ -131,7 +131,7 @@ class RowTag:
     again: bool = False
     """Whether it is one of the further answers to the plain prompt of an all-wrong group, which it joined."""
     versions: int = 1
-    """How many steps' weights wrote it."""
+    """How many steps' weights wrote it; of a session of several rows, wrote them."""
     replay_age: int | None = None
     """Of a replayed row: by how many steps older than those of this step the weights were that began it."""
     stored_log_probs: bool = False
@@ -190,13 +190,23 @@ def groups_of(keys: Sequence[str], tags: Iterable[RowTag]) -> dict[str, list[int
     return dict(groups)
 
 
+def sessions_of(keys: Iterable[str]) -> dict[tuple[str, int], list[int]]:
+    """Positions of the rows of each session, its uid and number, from its first row to its last: [a_0_1, a_0_0, a_1_0]
+    gives [1, 0] and [2]."""
+    sessions = defaultdict(list)
+    for position, name in enumerate(map(RowKey.parse, keys)):
+        sessions[name.uid, name.session].append((name.index, position))
+    return {session: [position for _, position in sorted(rows)] for session, rows in sessions.items()}
+
+
 def plain_keys(batch) -> list[str]:
     """Keys of the rows of a batch that were generated in this step from plain prompts, further answers left out."""
     rows = zip(batch.keys, tags_of(batch), strict=True)
     return [key for key, tag in rows if tag.is_plain]
 
 
-def versions_of(tag: dict[str, Any]) -> int:
-    """How many steps' weights wrote a fresh row, by verl's tag; 1 where the rollout server does not say."""
-    first, last = tag.get("min_global_steps"), tag.get("max_global_steps")
-    return 1 if first is None or last is None else last - first + 1
+def versions_of(*tags: dict[str, Any]) -> int:
+    """How many steps' weights wrote the fresh rows of a session, by verl's tags; 1 where no rollout server says so."""
+    ends = [tag.get(f"{end}_global_steps") for tag in tags for end in ("min", "max")]
+    known = [step for step in ends if step is not None]
+    return max(known) - min(known) + 1 if len(known) == len(ends) else 1

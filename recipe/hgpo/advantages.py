@@ -23,18 +23,21 @@ from recipe.hgpo.core_algos import compute_hgpo_advantage, context_groups, disco
 from recipe.hgpo.turns import Turn, level_metrics, session_metrics
 
 
-def put_advantages(batch: KVBatchMeta, hgpo: HGPOConfig) -> dict[str, float]:
+def put_advantages(batch: KVBatchMeta, hgpo: HGPOConfig, expected: int | None = None) -> dict[str, float]:
     """Replace the advantages of a batch, which are verl's GRPO over sessions; returns what is told of turns and groups.
 
     A row gets episode_weight times verl's advantage plus step_weight times that of its nested groups, on each token
     that trains. verl's empty padding rows are in no group.
+
+    Args:
+        expected: sessions that were asked for.
     """
     kept = [at for at, tag in enumerate(batch.tags) if not tag.get("is_padding")]
     keys = [batch.keys[at] for at in kept]
     table = queue.read_table(batch, ["advantages", "response_mask", "extra_fields"])
     extras = queue.column(table["extra_fields"])
     turns = [Turn.of(key, extras[at]) for key, at in zip(keys, kept, strict=True)]
-    step_B, metrics = step_advantages(turns, hgpo)
+    step_B, metrics = step_advantages(turns, hgpo, expected)
     if hgpo.step_weight == 0 and hgpo.episode_weight == 1:
         return metrics
     by_row = np.zeros(len(batch.keys))
@@ -49,7 +52,9 @@ def put_advantages(batch: KVBatchMeta, hgpo: HGPOConfig) -> dict[str, float]:
     return metrics
 
 
-def step_advantages(turns: list[Turn], hgpo: HGPOConfig) -> tuple[np.ndarray, dict[str, float]]:
+def step_advantages(
+    turns: list[Turn], hgpo: HGPOConfig, expected: int | None = None
+) -> tuple[np.ndarray, dict[str, float]]:
     """(B,) advantages of turns in any order, and the metrics of sessions and groups."""
     trajectory, index = [turn.trajectory for turn in turns], [turn.index for turn in turns]
     rewards = [turn.reward for turn in turns]
@@ -64,7 +69,7 @@ def step_advantages(turns: list[Turn], hgpo: HGPOConfig) -> tuple[np.ndarray, di
     }
     how = {"alpha": hgpo.alpha, "norm": hgpo.norm, "mode": hgpo.weights, "ddof": STDS[hgpo.std]}
     step_B = compute_hgpo_advantage(returns_B - hgpo.penalty * loses_B, **rows, **how)
-    metrics = session_metrics(turns) | level_metrics(context_groups(**rows), trajectory)
+    metrics = session_metrics(turns, expected) | level_metrics(context_groups(**rows), trajectory)
     metrics["hgpo/turns_with_signal"] = float(np.mean(step_B != 0)) if turns else 0.0
     if loses_B.any():
         without_B = compute_hgpo_advantage(returns_B, **rows, **how)

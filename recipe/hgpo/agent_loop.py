@@ -30,7 +30,7 @@ from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE, VALID
 from recipe.hgpo.environments.base import clean, state_key
 from recipe.hgpo.environments.pool import EnvironmentFailed, EnvironmentPool, Limits, Session
 from recipe.hgpo.prompts import NoRoom, fitted_prompt
-from recipe.hgpo.turns import ENDED, FIELD, LAST_TURN, OUT_OF_ROOM, WON, Turn
+from recipe.hgpo.turns import ENDED, FIELD, LAST_TURN, OUT_OF_ROOM, TRUNCATED, WON, Turn
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.workers.rollout.replica import TokenOutput
 
@@ -171,7 +171,7 @@ def _short(text: str) -> str:
 def _told(outputs: list[AgentLoopOutput], turns: list[Turn], end: str) -> list[AgentLoopOutput]:
     """The rows of a session with what its turns were and what it came to."""
     earned, is_won = sum(turn.reward for turn in turns), end == WON
-    info = {"score": float(is_won), "acc": float(is_won), "truncated": float(end == LAST_TURN)}
+    info = {"score": float(is_won), "acc": float(is_won), "truncated": float(end in TRUNCATED)}
     for number, (output, turn) in enumerate(zip(outputs, turns, strict=True), start=1):
         told = turn.to_field() | ({"end": end} if number == len(turns) else {})
         output.extra_fields.update({"turn_scores": [], "tool_rewards": [], FIELD: told, "reward_extra_info": info})

@@ -56,7 +56,8 @@ class HGPOMixin(FixedStepsMixin, BaselineMixin):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
-        metrics.update(put_advantages(batch, self.hgpo))
+        sessions = self._prompts() * self.config.actor_rollout_ref.rollout.n
+        metrics.update(put_advantages(batch, self.hgpo, sessions))
         return batch
 
 

@@ -28,6 +28,7 @@ FIELD = "turn"
 """Where a row's `extra_fields` hold what is told of its turn."""
 WON, ENDED, LAST_TURN, OUT_OF_ROOM = "won", "ended", "last_turn", "out_of_room"
 """How a session ended: won; ended by the environment otherwise; at the limit of turns; or with a prompt too long."""
+TRUNCATED = LAST_TURN, OUT_OF_ROOM
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def session_metrics(turns: Sequence[Turn], expected: int | None = None) -> dict[
         "sessions/success": float(np.mean([turn.end == WON for turn in lasts])),
         "sessions/return": float(np.mean([sum(turn.reward for turn in rows) for rows in sessions.values()])),
         "sessions/turns": len(turns) / len(sessions),
-        "sessions/at_last_turn": float(np.mean([turn.end == LAST_TURN for turn in lasts])),
+        "sessions/truncated": float(np.mean([turn.end in TRUNCATED for turn in lasts])),
         "sessions/out_of_room": float(np.mean([turn.end == OUT_OF_ROOM for turn in lasts])),
         "sessions/environment_s": sum(turn.environment_s for turn in turns) / len(sessions),
         "sessions/bad_format": answers[BAD_FORMAT] / len(turns),

@@ -2,6 +2,7 @@ import pytest
 from tagged import PADDING, REPLAYED_RIGHT, REPLAYED_WRONG, RIGHT, WRONG, make_meta, make_tag
 
 from recipe.common.metrics import group_ledger, series_metrics
+from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import REFLECTION
 
 
@@ -93,6 +94,18 @@ def test_fresh_replayed_and_reflection_series_do_not_mix():
     flat |= {f"{name}/prompt_tokens": value for name, value in prompts.items()}
     flat |= {f"{name}/mixed_versions/mean": 0.0 for name in lengths}
     assert series_metrics(batch) == pytest.approx({**flat, "replay/age/mean": 2.0, "reflection/solved": 1})
+
+
+def test_a_session_of_several_rows_counts_once_by_its_last_row():
+    def turn(score, length, **changes):
+        return make_tag(score > 0, score, response_len=length, **changes)
+
+    rows = {"u_0_1": turn(10.0, 2), "u_0_0": turn(10.0, 4), "u_1_0": turn(0.0, 6, truncated=True, versions=2)}
+    rows |= {f"u_2_{index}": turn(0.0, 3) for index in range(5)}
+    metrics = series_metrics(KVBatchMeta(keys=[*rows], tags=[*rows.values()], partition_id="train"))
+    means = {name: metrics[f"fresh/{name}/mean"] for name in ("score", "acc", "truncated", "mixed_versions")}
+    assert means == pytest.approx({"score": 10 / 3, "acc": 1 / 3, "truncated": 1 / 3, "mixed_versions": 1 / 3})
+    assert (metrics["fresh/rows"], metrics["fresh/tokens"], metrics["fresh/response_length/mean"]) == (8, 27, 27 / 8)
 
 
 def test_changing_one_series_leaves_the_others_alone():

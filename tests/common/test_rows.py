@@ -7,7 +7,17 @@ from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
 
 from recipe.common.queue import rows_of
-from recipe.common.rows import Origin, RowKey, RowTag, TrainedUid, groups_of, tags_of, uid_of
+from recipe.common.rows import (
+    Origin,
+    RowKey,
+    RowTag,
+    TrainedUid,
+    groups_of,
+    sessions_of,
+    tags_of,
+    uid_of,
+    versions_of,
+)
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 
@@ -15,6 +25,16 @@ def test_a_key_is_verls_text_and_back():
     key = RowKey("3f2b-11", session=7, index=2)
     assert str(key) == "3f2b-11_7_2" and RowKey.parse("3f2b-11_7_2") == key
     assert str(RowKey("u", 3)) == "u_3_0", "an answer of one turn is row 0 of its session"
+
+
+def test_the_rows_of_a_session_are_in_the_order_of_its_turns():
+    keys = [f"a_0_{index}" for index in (10, 9, 0)] + ["b_0_0", "a_1_0"]
+    assert sessions_of(keys) == {("a", 0): [2, 1, 0], ("b", 0): [3], ("a", 1): [4]}
+
+
+def test_a_session_was_written_by_all_versions_of_its_rows():
+    first, second = ({"min_global_steps": step, "max_global_steps": step} for step in (3, 5))
+    assert (versions_of(first), versions_of(first, second), versions_of(first, {})) == (1, 3, 1)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_sessions_weigh_alike_however_many_turns_they_have():
     assert found["sessions/success"] == 0.5
     assert found["sessions/return"] == (10 + 1) / 2
     assert found["sessions/turns"] == 4
-    assert found["sessions/at_last_turn"] == 0.5
+    assert found["sessions/truncated"] == 0.5
     assert found["sessions/environment_s"] == 1.0
 
 

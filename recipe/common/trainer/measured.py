@@ -25,6 +25,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from omegaconf import DictConfig
 
 from recipe.common import queue
@@ -34,7 +35,7 @@ from recipe.common.modes import SYNC
 from recipe.common.outcome import NO_SCORE, Reading, check_judged
 from recipe.common.queue import KVBatchMeta
 from recipe.common.reward.judge import source_faults, verls_faults
-from recipe.common.rows import is_reflection, uid_of, versions_of
+from recipe.common.rows import is_reflection, sessions_of, uid_of, versions_of
 from recipe.common.trainer.checkpoints import keep, left_behind, sign, told_foreign
 from recipe.common.trainer.discarded import count_discarded
 from recipe.common.trainer.finite import FiniteMixin
@@ -156,6 +157,21 @@ class LedgerMixin:
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        sessions = sessions_of(described.keys)
+        if len(sessions) < len(described.keys):
+            metrics.update(self._of_sessions(described, [rows[-1] for rows in sessions.values()]))
+
+    def _of_sessions(self, described: KVBatchMeta, lasts: list[int]) -> dict[str, float]:
+        """Means that verl takes over rows, of sessions: the last row of each has what its session earned."""
+        rows = queue.read(described.select_keys([described.keys[at] for at in lasts]), ["num_turns"])
+        turns, score = (
+            np.mean([int(row["num_turns"]) for row in rows]),
+            np.mean([described.tags[at]["score"] for at in lasts]),
+        )
+        means = {"num_turns/mean": turns, "training/num_turns/mean": turns, "critic/score/mean": score}
+        if not self.config.algorithm.use_kl_in_reward:
+            means["critic/rewards/mean"] = score
+        return {name: float(value) for name, value in means.items()}
 
     def _described(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of the batch that are no padding, with tags that say what became of each."""
@@ -164,10 +180,11 @@ class LedgerMixin:
         )
         reading = Reading.of(self.config, self.tokenizer)
         rows = queue.read(kept, ["extra_fields", "rm_scores", "responses"])
-        found = [
-            replace(reading.tag(row, uid_of(key)), versions=versions_of(tag))
-            for key, tag, row in zip(kept.keys, kept.tags, rows, strict=True)
-        ]
+        found = [reading.tag(row, uid_of(key)) for key, row in zip(kept.keys, rows, strict=True)]
+        for positions in sessions_of(kept.keys).values():
+            versions = versions_of(*(kept.tags[at] for at in positions))
+            for at in positions:
+                found[at] = replace(found[at], versions=versions)
         check_judged(found, self.global_steps)
         tags = [tag | own.to_tag() for tag, own in zip(kept.tags, found, strict=True)]
         return KVBatchMeta(partition_id=batch.partition_id, keys=kept.keys, tags=tags)
