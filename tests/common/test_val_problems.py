@@ -21,6 +21,14 @@ def test_equal_prompts_with_equal_references_are_one_problem():
     assert a == again and len({a, other_truth, other_text}) == 3
 
 
+def test_tasks_that_are_put_in_the_same_words_are_several_problems():
+    tasks = np.array([{"world": "w", "game": game} for game in "xxy"], dtype=object)
+    a, again, other = problems_of(
+        {**batch(("put it there", "won"), ("put it there", "won"), ("put it there", "won")), "task": tasks}
+    )
+    assert a == again != other
+
+
 def test_the_problems_of_the_last_pass_are_those_of_its_uids_in_order():
     loader = RememberingLoader([batch(("a", "1"), ("b", "1")), batch(("a", "1"))])
     for number in range(2):

@@ -52,7 +52,9 @@ class RememberingLoader:
 
 
 def problems_of(batch: dict) -> list[str]:
-    """An id for each row: the same for the same messages with the same reference."""
+    """An id for each row: the same for the same messages with the same reference; where rows have a `task`, which an
+    agent loop plays, for the same task: many of them may be put in the same words."""
     rewards = batch.get("reward_model", [None] * len(batch["raw_prompt"]))
     truths = [(reward or {}).get("ground_truth") for reward in rewards]
-    return [make_query_id(prompt, truth) for prompt, truth in zip(batch["raw_prompt"], truths, strict=True)]
+    asked = list(zip(truths, batch["task"], strict=True)) if "task" in batch else truths
+    return [make_query_id(prompt, truth) for prompt, truth in zip(batch["raw_prompt"], asked, strict=True)]
