@@ -30,6 +30,8 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 TRAIN = "train"
 """verl's partition of the rows to train on."""
+FAILED = "failed_sessions"
+"""Partition of ours: of each session that left no row, a key `{uid}_{session}` whose tag says why."""
 
 
 def read_table(batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
@@ -66,6 +68,11 @@ def write_column(partition_id: str, keys: Sequence[str], field: str, values: Seq
 
 def clear(partition_id: str, keys: Sequence[str]) -> None:
     transfer_queue.kv_clear(keys=list(keys), partition_id=partition_id)
+
+
+async def tell_failed(session: str, why: str) -> None:
+    """Write down why a session leaves no row; to be awaited before its rollout worker gives it up."""
+    await transfer_queue.async_kv_put(key=session, partition_id=FAILED, tag={"why": why})
 
 
 def prompts_and_rows(partition_id: str = TRAIN) -> tuple[dict[str, dict], dict[str, dict]]:

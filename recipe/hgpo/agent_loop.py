@@ -25,10 +25,20 @@ import time
 from functools import cache
 from typing import Any
 
-from recipe.hgpo.config.hgpo_config import SessionConfig, load_session_config
+from recipe.common import queue
+from recipe.hgpo.config.hgpo_config import SESSION, SessionConfig, load_session_config
 from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE, VALID
 from recipe.hgpo.environments.base import clean, state_key
-from recipe.hgpo.environments.pool import EnvironmentFailed, EnvironmentPool, Limits, Session
+from recipe.hgpo.environments.pool import (
+    CRASHED,
+    HUNG,
+    LIED,
+    REFUSED,
+    EnvironmentFailed,
+    EnvironmentPool,
+    Limits,
+    Session,
+)
 from recipe.hgpo.prompts import NoRoom, fitted_prompt
 from recipe.hgpo.turns import ENDED, FIELD, LAST_TURN, OUT_OF_ROOM, TRUNCATED, WON, Turn
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
@@ -39,6 +49,13 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 AGENT_NAME = "session"
 SHOWN_CHARS = 100
 """Of an answer that was no command, in the memory of later turns."""
+WAYS_OUT = {
+    HUNG: f"raise {SESSION}.deadline_s where it is slow, else mend it",
+    CRASHED: "mend the adapter that the column task names as its world",
+    LIED: "mend the adapter that the column task names as its world",
+    REFUSED: "mend the rows of data.train_files and data.val_files, or what they name",
+}
+"""By what an environment failed with."""
 
 
 @cache
@@ -72,6 +89,9 @@ class SessionAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs) -> list[AgentLoopOutput]:
         """The rows of a session, by turns; none where its environment failed: nobody knows what its answers were worth.
 
+        Then its group trains without it, and verl is told of no error: for one, its asynchronous modes would throw the
+        whole group away.
+
         kwargs: the row's columns, `task` and `raw_prompt` among them. The last message of the latter says what to do.
         """
         name = f"{kwargs['uid']}_{kwargs['session_id']}"
@@ -79,8 +99,12 @@ class SessionAgentLoop(AgentLoopBase):
             async with pool(self.settings.deadline_s).open(kwargs["task"]) as session:
                 return await self._play(session, sampling_params, list(kwargs["raw_prompt"]), name)
         except EnvironmentFailed as error:
-            logger.warning(f"session {name} is left out: {error}")
-            return []
+            why = f"{error}; {WAYS_OUT[error.reason]}"
+        except NoRoom as error:
+            why = str(error)
+        logger.warning(f"session {name} is left out: {why}")
+        await queue.tell_failed(name, why)
+        return []
 
     async def _play(
         self, session: Session, sampling_params: dict[str, Any], messages: list[dict], name: str

@@ -10,7 +10,7 @@ from recipe.common.metrics import group_ledger, series_metrics
 from recipe.common.outcome import dead_outcome
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import PLAIN, REFLECTION, REPLAY_MARK, groups_of, tags_of
-from recipe.common.trainer.discarded import count_discarded
+from recipe.common.trainer.discarded import watched
 from recipe.r3.core_algos import compute_r3_advantage
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
@@ -214,7 +214,7 @@ def test_tokens_that_dynamic_sampling_throws_away_are_counted(transfer_queue, ma
         **dict(poll_interval=0.02, refill_fn=lambda count: None, filter_groups_metric="acc"),
         **dict(train_batch_size=2, gen_batch_size=1),
     )
-    assert count_discarded(buffer) is buffer
+    assert watched(buffer) is buffer
     write_group("alive", ("right", "wrong", "cut"), step=1)
     write_group("dead", ("wrong",) * 3, step=1, length=10)  # 10 + 11 + 12 tokens
     write_group("surplus", ("right", "wrong", "wrong"), step=2, length=20)  # 20 + 21 + 22 tokens

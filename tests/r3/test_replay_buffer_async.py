@@ -5,7 +5,7 @@ from collector import N, finish_step, read, stored, write_group
 from recipe.common.metrics import series_metrics
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import PLAIN, REFLECTION, REFLECTION_UID, RowKey, tags_of, uid_of
-from recipe.common.trainer.discarded import count_discarded
+from recipe.common.trainer.discarded import watched
 from recipe.common.trainer.measured import MeasuredMixin
 
 
@@ -67,7 +67,7 @@ def test_the_backlog_does_not_grow_with_reflections(make_async):
 def test_evicted_groups_are_stored_once_counted_and_plain_ones_replaced(make_async, history):
     refills = []
     buffer = make_async(strategy="drop", threshold=2, refills=refills)
-    assert count_discarded(buffer) is buffer
+    assert watched(buffer) is buffer
     for query in ("old", "older"):
         write_group(query, ("right", "wrong", "cut"), 1)
     reflect("old", 1)

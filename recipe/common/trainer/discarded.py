@@ -21,6 +21,7 @@ verl drops groups without signal, groups that are too old and the surplus of dyn
 # The mixin is laid over a data collector of verl's, which has the attributes.
 
 from recipe.common.rows import uid_of
+from recipe.common.trainer.failed import FailedSessionsMixin
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 
@@ -40,13 +41,13 @@ class CountDiscardedMixin:
         return tokens
 
 
-def count_discarded(buffer: ReplayBuffer) -> ReplayBuffer:
-    """`buffer`, as one that counts.
+def watched(buffer: ReplayBuffer) -> ReplayBuffer:
+    """`buffer`, as one that counts and that tells of failed sessions.
 
     verl chooses the class of its own buffer and what it is built with, and no setting names another class that filters
     groups as well: so the object that verl built becomes one of a subclass of its class.
     """
-    if not isinstance(buffer, CountDiscardedMixin):
-        verls = type(buffer)
-        buffer.__class__ = type(f"Counting{verls.__name__}", (CountDiscardedMixin, verls), {})
+    added = [mixin for mixin in (CountDiscardedMixin, FailedSessionsMixin) if not isinstance(buffer, mixin)]
+    verls = type(buffer)
+    buffer.__class__ = type(f"Watched{verls.__name__}", (*added, verls), {})
     return buffer

@@ -37,7 +37,7 @@ from recipe.common.queue import KVBatchMeta
 from recipe.common.reward.judge import source_faults, verls_faults
 from recipe.common.rows import is_reflection, sessions_of, uid_of, versions_of
 from recipe.common.trainer.checkpoints import keep, left_behind, sign, told_foreign
-from recipe.common.trainer.discarded import count_discarded
+from recipe.common.trainer.discarded import watched
 from recipe.common.trainer.finite import FiniteMixin
 from recipe.common.trainer.stop import StoppableMixin
 from recipe.common.trainer.val_problems import RememberingLoader
@@ -75,7 +75,7 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
     def _build_replay_buffer(self) -> ReplayBuffer:
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = buffer.sampler_kwargs.get("poll_interval", buffer.poll_interval)
-        return count_discarded(buffer)
+        return watched(buffer)
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
