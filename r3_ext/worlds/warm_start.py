@@ -31,7 +31,7 @@ class Settings:
     batch: int = 32
     memory: int = 2
     """Earlier turns that a prompt shows."""
-    skill: float = 0.7
+    skill: float = 0.45
     """How often it is shown the expert's command; else any that is admissible."""
 
     def __post_init__(self):
