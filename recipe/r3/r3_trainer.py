@@ -46,7 +46,6 @@ from recipe.common.trainer.resume import checkpoint_of, resume_step
 from recipe.common.trainer.safe_loading import without_unpickling
 from recipe.common.trainer.watchdog import StallWatch, WorkerWatch, deadline
 from recipe.common.trainer.workers import (
-    ROWS_FOLDER,
     SPLIT_GROUPS,
     CountingActorRolloutRefWorker,
     CountingDetachActorWorker,
@@ -81,8 +80,6 @@ OWN = {"path": "pkg://recipe.r3.replay.buffer", "name": "R3ReplayBuffer"}
 WAITS = f"algorithm.r3.reflection.when={NEXT_STEP}"
 WEIGHT_SYNC_S = 600.0
 """A weight sync that takes longer will never end: it waits inside Ray for an answer that does not come."""
-ROWS_VARIABLE = "R3_ROWS_FOLDER"
-"""Environment variable: a folder in which the workers write down the rows of every optimizer step, for tests."""
 
 
 @dataclass
@@ -297,9 +294,6 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
             logger.warning(warning)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        if folder := os.environ.get(ROWS_VARIABLE):
-            update = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
-            batch.extra_info[ROWS_FOLDER] = os.path.join(folder, f"step_{self.global_steps}{update}")
         batch = super()._update_actor(batch, metrics)
         self.step_state.split += metrics.pop(f"actor/{SPLIT_GROUPS}")
         return batch

@@ -20,14 +20,18 @@ verl pads a batch to whole mini-batches of the configured size, so one row more 
 # The mixin is laid over a trainer of verl's, which has the attributes.
 
 import math
+import os
 
 import torch
 
 from recipe.common.queue import KVBatchMeta
 from recipe.common.trainer.mini_batches import order_rows, rows_with_room
-from recipe.common.trainer.workers import OPTIMIZER_STEPS
+from recipe.common.trainer.workers import OPTIMIZER_STEPS, ROWS_FOLDER
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
+
+ROWS_VARIABLE = "R3_ROWS_FOLDER"
+"""Environment variable: a folder in which the workers write down the rows of every optimizer step, for tests."""
 
 
 class FixedStepsMixin:
@@ -81,4 +85,7 @@ class FixedStepsMixin:
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         assert batch.extra_info is not None, "verl makes it with every batch"
         batch.extra_info[OPTIMIZER_STEPS] = self._optimizer_steps()
+        if folder := os.environ.get(ROWS_VARIABLE):
+            update = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
+            batch.extra_info[ROWS_FOLDER] = os.path.join(folder, f"step_{self.global_steps}{update}")
         return super()._update_actor(batch, metrics)
