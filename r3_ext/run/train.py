@@ -20,12 +20,14 @@ from r3_ext.record.metrics_file import SOURCE as METRICS_SOURCE
 from r3_ext.record.metrics_file import BudgetSpent, MetricsFile
 from r3_ext.run.environment import environment
 from r3_ext.run.start import Start
-from r3_ext.settings.compose import EMBEDDED, OWN_CONFIG, quoted
+from r3_ext.settings.compose import EMBEDDED, OWN_CONFIG, quoted, searchpath
+from r3_ext.tiny.world import is_text
 from recipe.common.config.verl_rules import ENVIRONMENT
 from recipe.common.trainer.stop import last_step, stop_file
 
 OTHERS_STOPPABLE = ("rehearse",)
 """Trainer modes of no recipe that save and end when asked to, as the recipes' do; verl's own do not."""
+CONTAINER_LOG_LEVEL = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 
 
@@ -90,6 +92,8 @@ def command_of(
     if python != sys.executable:
         overrides = [*overrides, f"+{PY_EXECUTABLE}={quoted(python)}"]
     overrides = [*overrides, *environment_overrides(start)]
+    if is_text(start.world):  # of sessions, which verl's own training command does not know where to find
+        overrides = [searchpath(), *overrides]
     recipe = recipe_of(start.method)
     command = [python, "-m", entry or recipe.entry, "--config-path", str(recipe.folder)]
     command += ["--config-name", recipe.base, "--config-dir", str(OWN_CONFIG), *overrides]
@@ -105,6 +109,8 @@ def environment_overrides(start: Start) -> list[str]:
     variables = {
         "VERL_FILE_LOGGER_PATH": str(start.folder / METRICS_SOURCE),
         "TENSORBOARD_DIR": str(start.folder / "tensorboard"),
+        # A package that vLLM imports sets the root logger to ERROR unless told; a recipe's warnings would be lost.
+        CONTAINER_LOG_LEVEL: os.environ.get(CONTAINER_LOG_LEVEL, "WARNING"),
     }
     if start.profile == EMBEDDED and os.environ.get(cluster.ADDRESS):
         from r3_ext.cpu.fork import environment as forks

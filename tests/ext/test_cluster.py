@@ -122,15 +122,18 @@ def test_the_loggers_of_a_cluster_write_into_the_run_folder_and_the_embedded_pro
 
     env = train.environment_overrides
     monkeypatch.delenv(cluster.ADDRESS, raising=False)
+    monkeypatch.delenv(train.CONTAINER_LOG_LEVEL, raising=False)
     files = {"VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR"}
-    assert variables("embedded").keys() == files
-    assert all(str(tmp_path) in value for value in variables("embedded").values())
+    always = {*files, train.CONTAINER_LOG_LEVEL}
+    assert variables("embedded").keys() == always
+    assert all(str(tmp_path) in variables("embedded")[name] for name in files)
+    assert variables("embedded")[train.CONTAINER_LOG_LEVEL] == "'WARNING'", "else a recipe's warnings are lost"
     monkeypatch.setenv(cluster.ADDRESS, "auto")
-    assert variables("gpu_8x80gb").keys() == files
+    assert variables("gpu_8x80gb").keys() == always
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     for name in launch_environment():
         monkeypatch.setenv(name, "1")
-    assert variables("embedded").keys() == {*files, "VERL_PLATFORM", *launch_environment()}
+    assert variables("embedded").keys() == {*always, "VERL_PLATFORM", *launch_environment()}
 
 
 def launch_environment() -> set[str]:

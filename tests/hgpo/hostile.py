@@ -26,7 +26,8 @@ class Fair:
         return Step(Observation("; ".join(self.sent), self.commands()), 0.5, done=False)
 
     def commands(self):
-        return tuple(self.task.get("commands", ("go on",)))
+        commands = self.task.get("commands", ("go on",))
+        return None if commands is None else tuple(commands)
 
     def close(self):
         if "closed" in self.task:
@@ -57,6 +58,15 @@ class Dies(Fair):
 class Eats(Fair):
     def step(self, command):
         return Step(Observation("x" * len(bytearray(2**40)), None), 0.0, False)
+
+
+class Moody(FreeText):
+    """Dies of one text in four, and so in some of its sessions."""
+
+    def step(self, command):
+        if sum(map(ord, command)) % 4 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(command)
 
 
 class Hangs(Fair):

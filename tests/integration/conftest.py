@@ -49,10 +49,14 @@ class Run:
     output: str
 
     @property
+    def logged(self) -> list[dict]:
+        """All rows of metrics.jsonl."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
     def rows(self) -> list[dict]:
         """The training rows of metrics.jsonl."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [row for row in map(json.loads, lines) if "training/global_step" in row]
+        return [row for row in self.logged if "training/global_step" in row]
 
     @property
     def summary(self) -> dict:
