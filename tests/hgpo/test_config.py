@@ -75,7 +75,7 @@ SESSION = "actor_rollout_ref.rollout.custom.session"
         ({f"{OWN}.penalise": "x"}, f"{OWN}.penalise must be one of none, format, inadmissible, both, got 'x'"),
         ({f"{OWN}.gamma": 0}, f"{OWN}.gamma must be in (0, 1], got 0"),
         ({f"{OWN}.alpha": -1}, f"{OWN}.alpha must be at least 0, got -1"),
-        ({f"{OWN}.step_weight": 0}, f"{OWN}.step_weight must be above 0 where episode_weight is 0"),
+        ({f"{OWN}.step_weight": 0}, f"{OWN}.step_weight must be above 0 where {OWN}.episode_weight is 0, got 0"),
         ({f"{OWN}.rows_per_step": 0}, f"{OWN}.rows_per_step must be at least 1 or null, got 0"),
         ({f"{OWN}.unknown": 0}, f"{OWN}.unknown is not a setting"),
         ({f"{SESSION}.memory": -1}, f"{SESSION}.memory must be at least 0, got -1"),
@@ -97,6 +97,10 @@ def test_what_cannot_work_is_refused_by_its_full_key_and_value(with_settings, se
     with pytest.raises(Refused) as refused:
         validate_hgpo_config(with_settings(settings))
     assert told in str(refused.value)
+
+
+def test_verls_grpo_alone_can_be_asked_for(with_settings):
+    assert not list(broken_rules(with_settings({f"{OWN}.step_weight": 0, f"{OWN}.episode_weight": 1})))
 
 
 def test_the_ways_out_work_when_followed(with_settings):

@@ -76,8 +76,6 @@ class HGPOConfig(BaseConfig):
         for name in ("step_weight", "episode_weight", "penalty"):
             value = getattr(self, name)
             _require(is_number(value) and value >= 0, name, "be at least 0", value)
-        ok = self.step_weight > 0 or self.episode_weight > 0
-        _require(ok, "step_weight", "be above 0 where episode_weight is 0: nothing would be learned", self.step_weight)
         ok = self.rows_per_step is None or is_count(self.rows_per_step, 1)
         _require(ok, "rows_per_step", "be at least 1 or null", self.rows_per_step)
 

@@ -22,7 +22,7 @@ from recipe.common.config import engines, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
 from recipe.common.config.verl_rules import ROLLOUT
 from recipe.common.modes import MODES, trainer_name
-from recipe.hgpo.config.hgpo_config import HGPOConfig, faults_of, load_hgpo_config
+from recipe.hgpo.config.hgpo_config import KEY, HGPOConfig, faults_of, load_hgpo_config
 
 OWN_MODULES = "recipe.hgpo.hgpo_trainer", "recipe.hgpo.agent_loop"
 MAX_TURNS = f"{ROLLOUT}.multi_turn.max_assistant_turns"
@@ -70,6 +70,7 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
     yield from verl_rules.seeded(config.data)
     yield from turns_end(config)
+    yield from _something_learned(config)
     yield from faults_of(config)
 
 
@@ -84,6 +85,15 @@ def _estimator(algorithm: DictConfig) -> Iterator[Broken]:
         yield Broken(
             "algorithm.use_kl_in_reward: True would put a penalty among the rewards of the environment",
             ("algorithm.use_kl_in_reward=False actor_rollout_ref.actor.use_kl_loss=True",),
+        )
+
+
+def _something_learned(config: DictConfig) -> Iterator[Broken]:
+    names = f"{KEY}.step_weight", f"{KEY}.episode_weight"
+    if all(OmegaConf.select(config, name) == 0 for name in names):
+        yield Broken(
+            f"{names[0]} must be above 0 where {names[1]} is 0, got 0: nothing would be learned",
+            (f"{names[0]}=1", f"{names[1]}=1"),
         )
 
 
