@@ -17,9 +17,9 @@ COMMANDS = {
     "probe": ("r3_ext.r3.probe.command", "is it worth it for this model and these problems? generates, trains nothing"),
     "doctor": ("r3_ext.doctor.entry", "check this machine, the installation and a configuration"),
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
-    "study": ("r3_ext.study.command", "compare R^3, its parts and its baselines at equal generated tokens"),
+    "study": ("r3_ext.study.command", "compare methods, their parts and their baselines at equal cost"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),
-    "history": ("r3_ext.r3.history.command", "look into a sample buffer, export it, seed a new one"),
+    "history": ("r3_ext.r3.history.command", "look into R^3's sample buffer, export it, seed a new one"),
 }
 
 GUARDED = ("run", "resume", "rehearse", "probe", "eval")
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="r3",
-        description="R^3 on verl: replay, reflection and ranking rewards.",
+        description="R^3 and HGPO on verl: train, compare and look into what was trained.",
         epilog="\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("", "r3_ext", "recipe"):
             raise
-        print(f"error: {error}: run examples/install.sh, which installs all packages", file=sys.stderr)
+        way = "examples/install.sh --games" if error.name == "textworld" else "examples/install.sh"
+        print(f"error: {error}: run {way}, which installs what is missing", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

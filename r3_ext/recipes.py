@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from r3_ext.tiny.world import is_text as is_text_world
 from recipe.common.modes import MODES, trainer_name
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Recipe:
     """`module:function` of its typed settings that returns lines which say what is on."""
     world: str = ""
     """What it trains on where nobody says, as `--world` has it; "": problems of one turn."""
+    sessions: bool = False
+    """Whether it can train on sessions of several turns."""
     prompts_added: str | None = None
     """`module:function` of (config): most prompts of a step that it adds to those of the data."""
     gone: str | None = None
@@ -93,6 +96,7 @@ BASELINE = Recipe(
     base="baseline_trainer",
     methods=("grpo", "dapo"),
     modules=("recipe.common.trainer.baseline",),
+    sessions=True,
 )
 R3 = Recipe(
     name="r3",
@@ -124,10 +128,13 @@ HGPO = Recipe(
     rules="recipe.hgpo.config.hgpo_rules:all_rules",
     describer="recipe.hgpo.config.hgpo_config:describe",
     world="textworld",
+    sessions=True,
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3, HGPO)}
 SESSIONS = "recipe.hgpo.agent_loop"
 """What plays sessions in an environment, for any method."""
+SESSION_SETTINGS = "actor_rollout_ref.rollout.custom.session"
+"""Where they are set: a run that has them trains on sessions."""
 DEFAULT_METHOD = "r3"
 ANY_RULES = "recipe.common.config.start_rules:of_any_method"
 """As `Recipe.rules`, of a trainer whose recipe has none."""
@@ -147,6 +154,25 @@ def recipe_of(method: str) -> Recipe:
         if method in recipe.methods:
             return recipe
     raise ValueError(f"--method must be one of {', '.join(methods())}, got {method!r}")
+
+
+def plays_sessions(config: DictConfig) -> bool:
+    """Whether a run of these settings trains on sessions of several turns."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(config, SESSION_SETTINGS) is not None
+
+
+def check_kind(method: str, world: str) -> None:
+    """Raise ValueError where a method is of no use in a world, as --world has it."""
+    recipe, is_text = recipe_of(method), is_text_world(world)
+    if is_text and not recipe.sessions:
+        raise ValueError(
+            f"--world {world}: {method} trains on answers of one turn; leave --world out, or take --method hgpo, gigpo "
+            "or grpo"
+        )
+    if recipe.world and not is_text:
+        raise ValueError(f"--world {world}: {method} trains on sessions of several turns; take --world {recipe.world}")
 
 
 def rules_of(config: DictConfig) -> Iterator[Broken]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from r3_ext.data import check as rows
 from r3_ext.doctor.cluster import check_cluster
-from r3_ext.doctor.data_files import check_data
+from r3_ext.doctor.data_files import check_data, check_worlds
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, passed, report_json
 from r3_ext.doctor.gpus import check_device, check_gpus
 from r3_ext.doctor.installation import check_packages, check_platform, check_python, check_weight_sync
@@ -42,6 +42,7 @@ from r3_ext.doctor.sizes import check_sizes, sized
 from r3_ext.doctor.speed import check_attention, check_log_probs
 from r3_ext.doctor.storage import check_disk, check_output
 from r3_ext.host import cluster
+from r3_ext.recipes import DEFAULT_METHOD, check_kind, recipe_of
 from r3_ext.settings.choose import attention_override, default_profile
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ CHECKS: list[Callable[[DictConfig], list[Finding]]] = [
     check_sizes,
     check_tokenizer,
     check_data,
+    check_worlds,
     check_prompts,
 ]
 
@@ -117,7 +119,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="r3 doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--method", default="r3", help="method to train with")
+    parser.add_argument("--method", default=DEFAULT_METHOD, help="method to train with (default: %(default)s)")
+    parser.add_argument("--world", help="textworld: sessions in a text world, where the method does not ask for them")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"), help="file in r3_ext/settings/profile")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--cache", type=Path, help="where `r3 run` prepares DATA and VAL_DATA")
@@ -125,9 +128,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def examine(profile: str, method: str, overrides: list[str], cache: Path | None) -> list[Finding]:
-    """Compose the configuration with DATA, VAL_DATA and MODEL and check it; what does not compose is a finding."""
-    from r3_ext.recipes import recipe_of
+def examine(
+    profile: str, method: str, overrides: list[str], cache: Path | None, world: str | None = None
+) -> list[Finding]:
+    """Compose the configuration with DATA, VAL_DATA and MODEL and check it; what does not compose is a finding.
+
+    world: as --world has it; None: that of the method.
+    """
     from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
     from r3_ext.settings.prepare import model_and_data
     from r3_ext.tiny.world import parse
@@ -135,7 +142,9 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path | None)
     findings, given, told = [], [], []
     try:
         check_choice("profile", profile)
-        groups = [*base_overrides(profile, method), *attention_override(profile), *cluster.overrides()]
+        world = recipe_of(method).world if world is None else world
+        check_kind(method, world)
+        groups = [*base_overrides(profile, method, world), *attention_override(profile), *cluster.overrides()]
         config = compose_config([*groups, *overrides])
         if wrong := check_values(config):  # told before any file is read
             return wrong
@@ -144,7 +153,7 @@ def examine(profile: str, method: str, overrides: list[str], cache: Path | None)
             given = model_and_data(
                 profile,
                 cache or CACHE,
-                {"world": parse(recipe_of(method).world)},
+                {"world": parse(world)},
                 told.append,
                 overrides,
                 build=False,
@@ -168,7 +177,7 @@ def main(argv: list[str]) -> int:
         return 0 if say([Finding(FAIL, "profile", str(error), "r3 doctor --profile NAME")]) else 1
     if profile == "embedded":
         os.environ["VERL_PLATFORM"] = "cpu"
-    return 0 if say(examine(profile, args.method, args.overrides, args.cache)) else 1
+    return 0 if say(examine(profile, args.method, args.overrides, args.cache, args.world)) else 1
 
 
 if __name__ == "__main__":

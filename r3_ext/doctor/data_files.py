@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
@@ -10,8 +11,10 @@ from omegaconf import OmegaConf
 from r3_ext.data import check as rows
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3, not_set
 from r3_ext.doctor.model_files import VERL_DEFAULT_PATHS
+from r3_ext.recipes import plays_sessions
 from recipe.common.query_ids import check_query_ids
 from recipe.common.reward.judge import TIMEOUT_S, verls_faults
+from recipe.common.row_files import rows_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -61,6 +64,24 @@ def check_data(config: DictConfig) -> list[Finding]:
             found = f"{number} training rows, data.train_batch_size={config.data.train_batch_size}"
             findings.append(Finding(FAIL, "data", found, "lower data.train_batch_size, or use more data"))
     return findings + unequal_types(config) + (shared_ids(config) if is_r3(config) else [])
+
+
+def check_worlds(config: DictConfig) -> list[Finding]:
+    """What the rows of sessions are played with; of rows that `r3 run` will make, TextWorld."""
+    if not plays_sessions(config):
+        return []
+    from recipe.hgpo.environments.base import adapter
+
+    paths = [Path(path) for _, paths in data_files(config) for path in paths if path not in VERL_DEFAULT_PATHS]
+    first = [next(rows_of(path, ["task"]), {}).get("task") or {} for path in paths if path.is_file()]
+    worlds = {str(task.get("world")) for task in first} or {"textworld"}
+    faults = []
+    for world in sorted(worlds):
+        try:
+            adapter(world)
+        except ValueError as error:
+            faults.append(Finding(FAIL, "worlds", str(error), "bash examples/install.sh --games, or mend the rows"))
+    return faults or [Finding(OK, "worlds", ", ".join(sorted(worlds)))]
 
 
 def unequal_types(config: DictConfig) -> list[Finding]:

@@ -2,28 +2,24 @@
 
 import textwrap
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from r3_ext.record.summary import NO_SCORE, reward_of, skipped_steps, validation_accuracy
+from r3_ext.host.text import in_one_line
+from r3_ext.record.summary import NO_SCORE, environment_steps, reward_of, skipped_steps, validation_accuracy
 
 
-def step_line(row: dict, width: int) -> str:
-    """One line on a training step; the parts on the right go first when the terminal is narrow."""
+def step_line(row: dict, width: int, with_sessions: bool = False) -> str:
+    """One line on a training step; the parts on the right go first when the terminal is narrow.
+
+    with_sessions: whether it trained on sessions of several turns.
+    """
     parts = [f"step {int(row['step']):>4}", f"reward {reward_of(row):.3f}"]
-    if "fresh/acc/mean" in row:
-        parts.append(f"acc {row['fresh/acc/mean']:.2f}")
-        parts.append(f"trunc {row['fresh/truncated/mean']:.2f}")
-    parts.append(f"len {row['response_length/mean']:.0f}")
-    if "groups/total" in row:
-        right, wrong = int(row["groups/all_correct"]), int(row["groups/all_wrong"])
-        parts.append(f"dead {right}+{wrong} rescued {right + wrong - int(row['groups/still_dead'])}")
-        parts.append(f"replay {int(row['replay/rows'])}")
-        if "reflection/prompts" in row:
-            parts.append(f"reflect {int(row['reflection/solved'])}/{int(row['reflection/prompts'])}")
-        parts.append(f"ranked {int(row['groups/ranked'])}")
+    parts += session_parts(row) if with_sessions else answer_parts(row)
     if "actor/grad_norm" in row:
         parts.append(f"grad {row['actor/grad_norm']:.2f}")
     parts.append(f"{row['timing_s/step']:.1f}s")
@@ -36,6 +32,37 @@ def step_line(row: dict, width: int) -> str:
     return "  ".join(parts)
 
 
+def answer_parts(row: dict) -> list[str]:
+    parts = []
+    if "fresh/acc/mean" in row:
+        parts.append(f"acc {row['fresh/acc/mean']:.2f}")
+        parts.append(f"trunc {row['fresh/truncated/mean']:.2f}")
+    parts.append(f"len {row['response_length/mean']:.0f}")
+    if "groups/total" in row:
+        right, wrong = int(row["groups/all_correct"]), int(row["groups/all_wrong"])
+        parts.append(f"dead {right}+{wrong} rescued {right + wrong - int(row['groups/still_dead'])}")
+        parts.append(f"replay {int(row['replay/rows'])}")
+        if "reflection/prompts" in row:
+            parts.append(f"reflect {int(row['reflection/solved'])}/{int(row['reflection/prompts'])}")
+        parts.append(f"ranked {int(row['groups/ranked'])}")
+    return parts
+
+
+def session_parts(row: dict) -> list[str]:
+    """`signal`: share of turns with an advantage from nested groups."""
+    parts = [f"success {row['fresh/acc/mean']:.2f}"] if "fresh/acc/mean" in row else []
+    parts.append(f"turns {environment_steps(row):,}")
+    if "sessions/bad_format" in row:
+        parts.append(f"invalid {row['sessions/bad_format'] + row['sessions/inadmissible']:.2f}")
+    if "groups/total" in row:
+        parts.append(f"dead {int(row['groups/all_correct'])}+{int(row['groups/all_wrong'])}")
+    if "hgpo/turns_with_signal" in row:
+        parts.append(f"signal {row['hgpo/turns_with_signal']:.2f}")
+    if failed := row.get("sessions/failed"):
+        parts.insert(0, f"failed {int(failed)}")
+    return parts
+
+
 def paragraph(text: str, width: int) -> str:
     """The text in lines of up to `width`; what has no space in it, such as a path, stays in one piece."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
@@ -44,8 +71,8 @@ def paragraph(text: str, width: int) -> str:
 class RunDisplay:
     """Live progress of a run; on a console that is not a terminal, lines only."""
 
-    def __init__(self, console: Console, title: str, total_steps: int):
-        self.console = console
+    def __init__(self, console: Console, title: str, total_steps: int, with_sessions: bool = False):
+        self.console, self.with_sessions = console, with_sessions
         self.began = time.monotonic()
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -75,7 +102,7 @@ class RunDisplay:
             if self.began is not None:
                 self.say(f"first step after {time.monotonic() - self.began:.0f} s")
                 self.began = None
-            self.say(step_line(row, self.console.width))
+            self.say(step_line(row, self.console.width, self.with_sessions))
             self.progress.update(self.task, completed=row["step"])
         elif (accuracy := validation_accuracy(row)) is not None:
             self.say(f"step {int(row['step']):>4}  validation accuracy {accuracy:.3f}")
@@ -96,7 +123,7 @@ def closing_table(summary: dict) -> Table:
     table = Table(title="Run summary", show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    groups, reward, val, seconds = (summary[key] for key in ("groups", "reward", "val", "seconds"))
+    reward, val, seconds = (summary[key] for key in ("reward", "val", "seconds"))
     table.add_row("steps / epochs", f"{summary['steps']} / {summary['epochs']}")
     table.add_row("prompts", f"{summary['prompts']:,}")
     again = summary["trained_again"]
@@ -104,23 +131,8 @@ def closing_table(summary: dict) -> Table:
     table.add_row("generated tokens", f"{summary['generated_tokens']:,}{cut}")
     tokens = f" of {summary['trained_tokens']:,} tokens" if summary["trained_tokens"] is not None else ""
     table.add_row("trained rows", f"{summary['trained_rows']:,}{tokens}")
-    if groups["total"] is not None:
-        dead = groups["all_correct"] + groups["all_wrong"]
-        table.add_row("groups", f"{groups['total']:,}: {groups['mixed']:,} mixed, {dead:,} dead")
-        rescued = f"{groups['rescued_by_replay']:,} by replay, {groups['ranked']:,} ranked"
-        table.add_row(
-            "dead groups rescued",
-            f"{rescued}; {groups['still_dead']:,} still dead, {groups['still_wrong']:,} of them all wrong",
-        )
-        if groups["no_signal"] is not None:
-            table.add_row("groups without signal", f"{groups['no_signal']:,}")
-        if groups["split"] is not None:
-            table.add_row("rescued groups split", f"{groups['split']:,}")
-        table.add_row("replayed rows", f"{summary['replayed_rows']:,}")
-        reflection = summary["reflection"]
-        table.add_row("reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}")
-        for way, by in reflection["by"].items():
-            table.add_row(f"all-wrong groups asked again, {way}", found_by(by))
+    for name, text in [*group_rows(summary), *session_rows(summary.get("sessions"))]:
+        table.add_row(name, text)
     if summary["skipped_steps"]:
         table.add_row("optimizer steps skipped", f"{summary['skipped_steps']:,}, as gradients were not finite")
     errors, in_validation = summary["reward_errors"], summary["val_reward_errors"]
@@ -132,4 +144,50 @@ def closing_table(summary: dict) -> Table:
         table.add_row("validation accuracy", f"{val['first']} to {val['last']}")
     starts = f", {summary['starts']} starts" if summary["starts"] > 1 else ""
     table.add_row("seconds", f"{seconds['total']} ({seconds['per_step_median']} per step, median{starts})")
+    return table
+
+
+def group_rows(summary: dict) -> Iterator[tuple[str, str]]:
+    """What became of the groups; of answers of one turn also what rescued them."""
+    groups = summary["groups"]
+    if groups["total"] is None:
+        return
+    dead = groups["all_correct"] + groups["all_wrong"]
+    yield "groups", f"{groups['total']:,}: {groups['mixed']:,} mixed, {dead:,} dead"
+    if summary.get("sessions"):
+        return
+    rescued = f"{groups['rescued_by_replay']:,} by replay, {groups['ranked']:,} ranked"
+    yield (
+        "dead groups rescued",
+        f"{rescued}; {groups['still_dead']:,} still dead, {groups['still_wrong']:,} of them all wrong",
+    )
+    if groups["no_signal"] is not None:
+        yield "groups without signal", f"{groups['no_signal']:,}"
+    if groups["split"] is not None:
+        yield "rescued groups split", f"{groups['split']:,}"
+    yield "replayed rows", f"{summary['replayed_rows']:,}"
+    reflection = summary["reflection"]
+    yield "reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}"
+    for way, by in reflection["by"].items():
+        yield f"all-wrong groups asked again, {way}", found_by(by)
+
+
+def session_rows(sessions: dict | None) -> Iterator[tuple[str, str]]:
+    if not sessions:
+        return
+    yield "turns played", f"{sessions['turns']:,}"
+    if sessions["failed"]:
+        yield "sessions that failed", f"{sessions['failed']:,}, as their environment did (see run.log)"
+    yield "success, first to last", f"{sessions['success']['first']} to {sessions['success']['last']}"
+
+
+def lists_table(lists: dict[str, dict[str, float]]) -> Table:
+    """The last validation by list of tasks, as `summary.validation_lists` has it."""
+    table = Table(title="Last validation: success, with its 95 % interval over tasks")
+    for name in ("list", "tasks", "success", "interval", "failed sessions"):
+        table.add_column(name, justify="left" if name == "list" else "right")
+    for name, found in lists.items():
+        interval = f"{found['low']:.3f} to {found['high']:.3f}"
+        counts = f"{found['problems']:.0f}", f"{found['pass@1']:.3f}", interval, f"{found['failed']:.0f}"
+        table.add_row(Text(in_one_line(name)), *counts)
     return table

@@ -88,7 +88,7 @@ def over_starts(starts: list[dict], cut: list[dict]) -> dict:
     }
 
 
-def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -> dict:
+def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, with_sessions: bool = False) -> dict:
     """The summary of a run.
 
     verl's own trainers (trainer_mode=sync) log no groups; their tokens and rows follow from the batch size, `n` and the
@@ -98,6 +98,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         rows: rows of metrics.jsonl.
         batch_size, n: data.train_batch_size and actor_rollout_ref.rollout.n.
         seconds_total: wall clock of the whole command, over all its starts.
+        with_sessions: whether it trained on sessions of several turns, a row each.
     """
     steps = [row for row in rows if "training/global_step" in row]
 
@@ -114,6 +115,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
         "trained_rows": fresh_rows + total("replay/rows") + total("reflection/rows"),
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
+        "sessions": _sessions(steps) if with_sessions else None,
         "skipped_steps": sum(skipped_steps(row)[0] for row in steps),
         "replayed_rows": total("replay/rows"),
         "reflection": asked_again(steps),
@@ -126,6 +128,34 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float) -
             "per_step_median": round(median(row["timing_s/step"] for row in steps), 2) if steps else None,
         },
     }
+
+
+def environment_steps(row: dict) -> int:
+    """Turns that a training step of sessions played: each is a row of its own."""
+    return int(row.get("fresh/rows", 0))
+
+
+def _sessions(steps: list[dict]) -> dict:
+    """Turns in all, and what the sessions came to: means over the first and the last tenth of the steps."""
+    window = max(1, len(steps) // 10)
+    ends = {"first": steps[:window], "last": steps[-window:]}
+    return {
+        "turns": sum(map(environment_steps, steps)),
+        "failed": _total(steps, "sessions/failed"),
+        "success": {
+            name: round(mean(row.get("fresh/acc/mean", math.nan) for row in rows), 4) if rows else None
+            for name, rows in ends.items()
+        },
+    }
+
+
+def validation_lists(rows: list[dict]) -> dict[str, dict[str, float]]:
+    """The figures of each list of the last validation, `pass@1`, its interval's ends `low` and `high`, `problems` and
+    `failed`."""
+    last = next((row for row in reversed(rows) if validation_accuracy(row) is not None), {})
+    names = [key.removeprefix("val/").removesuffix("/pass@1") for key in last if key.endswith("/pass@1")]
+    keys = {"pass@1": "pass@1", "low": "pass@1/low", "high": "pass@1/high", "problems": "problems", "failed": "failed"}
+    return {name: {figure: last.get(f"val/{name}/{key}", math.nan) for figure, key in keys.items()} for name in names}
 
 
 def _total(rows: list[dict], key: str) -> int:

@@ -10,11 +10,20 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from r3_ext.host import guard
+from r3_ext.recipes import plays_sessions
 from r3_ext.record import memory
-from r3_ext.record.console import closing_table, paragraph
+from r3_ext.record.console import closing_table, lists_table, paragraph
 from r3_ext.record.failure import error_lines
 from r3_ext.record.folder import STOPPED, read_starts
-from r3_ext.record.summary import CUT, over_starts, read_cut, read_metrics, seconds_of, summarise
+from r3_ext.record.summary import (
+    CUT,
+    over_starts,
+    read_cut,
+    read_metrics,
+    seconds_of,
+    summarise,
+    validation_lists,
+)
 from recipe.common.trainer.resume import resume_step
 
 
@@ -24,7 +33,9 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     starts, cut = read_starts(folder), read_cut(folder / CUT)
     rows = read_metrics(folder / "metrics.jsonl")
     summary = summarise(
-        rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n, seconds_total=seconds_of(starts)
+        *(rows, config.data.train_batch_size, config.actor_rollout_ref.rollout.n),
+        seconds_total=seconds_of(starts),
+        with_sessions=plays_sessions(config),
     )
     summary |= over_starts(starts, cut) | {"exit_code": code, "updates": summary["steps"] * updates_of_step(config)}
     summary["peak_memory_gib"] = memory.peak(memory.read(folder))
@@ -43,6 +54,8 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         for text in opening([Arm(told.method, [told])]):
             say(paragraph(text, console.width))
         console.print(closing_table(summary))
+    if plays_sessions(config) and (lists := validation_lists(rows)):
+        console.print(lists_table(lists))
     if summary["steps"] and with_report and not guard.is_gone():
         say(report_line(folder))
     if code == 0:

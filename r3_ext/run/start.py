@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from r3_ext.host import private_network
-from r3_ext.recipes import DEFAULT_METHOD, recipe_of
+from r3_ext.recipes import DEFAULT_METHOD, check_kind, recipe_of
 from r3_ext.record.folder import append, check_name, claim, digest, find, is_run, missing, read_starts
 from r3_ext.record.metrics_file import split
 from r3_ext.record.summary import CUT
@@ -233,6 +233,7 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: Callable[[],
     start = _later(folder, given, args.change) if folder else _new(args, given, default_profile)
     if start.options["world"]:
         check_world(start.options["world"], start.profile, start.sources.get("DATA"))
+    check_kind(start.method, start.world)
     check_choice("profile", start.profile)
     os.environ.update(start.sources)
     return start
@@ -285,7 +286,7 @@ def _at_its_place(override: str) -> str:
 
 def check_world(text: str, profile: str, data: str | None) -> None:
     """Raise ValueError where --world has no meaning or is none."""
-    if (profile != EMBEDDED and not world.is_text(text)) or data:
+    if not world.is_text(text) and (profile != EMBEDDED or data):
         raise ValueError(
             "--world concerns the problems that the profile embedded generates; leave it out, or unset DATA"
         )

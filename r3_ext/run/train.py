@@ -12,7 +12,7 @@ from rich.console import Console
 
 from r3_ext.doctor import network
 from r3_ext.host import cluster, private_network, supervise
-from r3_ext.recipes import recipe_of, recipe_of_config
+from r3_ext.recipes import plays_sessions, recipe_of, recipe_of_config
 from r3_ext.record.console import RunDisplay
 from r3_ext.record.folder import INTERRUPTED, STOPPED
 from r3_ext.record.memory import MemoryLog
@@ -129,7 +129,7 @@ def run(
     log = start.folder / "run.log"
     log_begins = log.stat().st_size if log.exists() else 0
     last = total_steps(config)
-    with RunDisplay(console, start.method, last) as display:
+    with RunDisplay(console, start.method, last, plays_sessions(config)) as display:
         if (limit := config.trainer.total_training_steps) and last < limit:
             epochs = f"trainer.total_epochs={config.trainer.total_epochs}"
             display.say(f"the last step is {last}: {epochs} comes before trainer.total_training_steps={limit}")

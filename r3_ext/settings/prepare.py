@@ -82,7 +82,7 @@ def on_gpus(cache: Path, given: dict, named: set, tiny_model: dict, say, build: 
     if MODEL in given:
         chosen[MODEL] = model(given[MODEL])
     if isinstance(world := tiny_model.get("world"), TextWorld):
-        return chosen | games(cache, world, given, named, build)
+        return chosen | games(cache, world, given, named, say, build, asks_for_tags=True)
     if VAL in given:
         chosen[VAL] = validation_files(cache, given[VAL], say)
     needs_val = build and VAL not in given and VAL not in named
@@ -123,8 +123,9 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
     own_model = MODEL in given or MODEL in named
     if isinstance(world := tiny_model.get("world"), TextWorld):
         if own_model:
-            return ({MODEL: model(given[MODEL])} if MODEL in given else {}) | games(cache, world, given, named, build)
-        return player(cache, world, given, steps, say) if build else games(cache, world, given, named, build)
+            own = {MODEL: model(given[MODEL])} if MODEL in given else {}
+            return own | games(cache, world, given, named, say, build)
+        return player(cache, world, given, steps, say) if build else games(cache, world, given, named, say, build)
     if own_model and (steps is not None or tiny_model.get("world", World()) != World()):
         raise ValueError(
             "--warm-start-steps and --world concern the tiny model that is built here: leave them out, "
@@ -160,15 +161,25 @@ def embedded(cache: Path, given: dict, named: set, tiny_model: dict, say, build:
     return chosen
 
 
-def games(cache: Path, world: TextWorld, given: dict, named: set, build: bool) -> dict:
+def games(
+    cache: Path, world: TextWorld, given: dict, named: set, say, build: bool, asks_for_tags: bool = False
+) -> dict:
     """Tasks of sessions: rows that are given, as they are, or games of a text world."""
     chosen = {key: read.local_files(given[key]) for key in (TRAIN, VAL) if key in given}
     if build and (missing := {TRAIN, VAL} - {*chosen, *named}):
         from r3_ext.worlds import lists  # imports TextWorld, which is slow, and may not be there
 
-        made = lists.prepare(cache, lists.Games(world.seed))
+        made = lists.prepare(cache, lists.Games(world.seed), system=lists.ASKS_FOR_TAGS if asks_for_tags else "")
+        say_lists(made.lists.values(), made.out_of_distribution, say)
         chosen |= {key: [path] for key, path in ((TRAIN, made.train), (VAL, made.val)) if key in missing}
     return chosen
+
+
+def say_lists(told: Iterable[object], out_of_distribution: Path, say) -> None:
+    """Which tasks there are: equal digests are equal tasks, wherever they lie."""
+    for each in told:
+        say(str(each))
+    say(f"rows of new_names and new_level, out of distribution: {out_of_distribution}")
 
 
 def player(cache: Path, world: TextWorld, given: dict, steps: int | None, say) -> dict:
@@ -176,8 +187,10 @@ def player(cache: Path, world: TextWorld, given: dict, steps: int | None, say) -
     from r3_ext.worlds import lists, warm_start
 
     say(f"tiny model and games: made once, in a few minutes, then taken from {cache}")
-    taught = {} if steps is None else {"steps": steps}
-    made = warm_start.prepare(cache, games=lists.Games(world.seed), **taught)
+    taught, chosen_games = {} if steps is None else {"steps": steps}, lists.Games(world.seed)
+    tasks = lists.prepare(cache, chosen_games)
+    say_lists(tasks.lists.values(), tasks.out_of_distribution, say)
+    made = warm_start.prepare(cache, games=chosen_games, **taught)
     chosen = {MODEL: str(made.model), TRAIN: [made.train], VAL: [made.val]}
     return chosen | {key: read.local_files(given[key]) for key in (TRAIN, VAL) if key in given}
 

@@ -5,7 +5,7 @@ buffers, CUDA graphs, CUDA context) is the flat `OVERHEAD_GIB`.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
@@ -201,13 +201,13 @@ def micro_batch_tokens(config: DictConfig) -> int:
     return (actor.ppo_micro_batch_size_per_gpu or 1) * (data.max_prompt_length + data.max_response_length)
 
 
+SMALL = Architecture(hidden=1536, layers=28, heads=12, kv_heads=2, intermediate=8960, vocabulary=151936, head_size=128)
+LARGE = Architecture(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064, head_size=128)
 ARCHITECTURES = {
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": Architecture(
-        hidden=1536, layers=28, heads=12, kv_heads=2, intermediate=8960, vocabulary=151936, head_size=128
-    ),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Architecture(
-        hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064, head_size=128
-    ),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": SMALL,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": LARGE,
+    "Qwen/Qwen2.5-1.5B-Instruct": replace(SMALL, tied=True),
+    "Qwen/Qwen2.5-7B-Instruct": LARGE,
 }
 
 ROWS = {
@@ -242,9 +242,9 @@ def gpu_profiles() -> list[str]:
     return sorted(names, key=lambda name: (name.count("_"), [int(n) for n in re.findall(r"\d+", name)]))
 
 
-def profile_plan(profile: str) -> tuple[Plan, Architecture]:
+def profile_plan(profile: str, method: str = "r3") -> tuple[Plan, Architecture]:
     """Plan of a profile; the memory of a GPU is in its name."""
-    config = compose_config(base_overrides(profile, "r3"))
+    config = compose_config(base_overrides(profile, method))
     architecture = ARCHITECTURES[config.actor_rollout_ref.model.path]
     memory = USABLE_GIB[int(re.search(r"x(\d+)gb", profile).group(1))]
     return plan(config, architecture, memory), architecture

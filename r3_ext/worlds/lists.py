@@ -30,6 +30,11 @@ from recipe.hgpo.environments.textworld_games import digest
 WORLD = "textworld"
 AGENT_LOOP = "session"
 """The agent loop that plays these rows."""
+ASKS_FOR_TAGS = (
+    "You play a text game, one command a turn. A message shows your task, your last turns, what you see now, and the "
+    "commands that the game takes now. Think about it, then give one of these commands between <action> and </action>."
+)
+"""System message for a model that was not taught here: `tag: action` of the sessions' settings takes such answers."""
 TRAIN, VAL, NEW_NAMES, NEW_LEVEL = SPLITS = ("train", "val", "new_names", "new_level")
 SCHEMA = pa.schema(
     [
@@ -80,12 +85,13 @@ class Task:
     seed: int
     """Of the lists that it was drawn for."""
 
-    def row(self, split: str, index: int) -> dict:
+    def row(self, split: str, index: int, system: str = "") -> dict:
         level = self.layout.level
+        messages = [{"role": "system", "content": system}] if system else []
         return {
             "query_id": self.sha256[:16],
             "data_source": f"{WORLD}_level{level}" if split in (TRAIN, VAL) else f"{WORLD}_{split}_level{level}",
-            "prompt": [{"role": "user", "content": self.layout.objective}],
+            "prompt": [*messages, {"role": "user", "content": self.layout.objective}],
             "ability": "agent",
             "reward_model": {"style": "rule", "ground_truth": "won"},  # of the environment; verl wants to see some
             "extra_info": {"index": index, "split": split, "source": WORLD},
@@ -109,9 +115,8 @@ class TaskList(NamedTuple):
     def digest(self) -> str:
         return sha256("\n".join(task.sha256 for task in self.tasks))
 
-    @property
-    def rows(self) -> list[dict]:
-        return [task.row(self.split, index) for index, task in enumerate(self.tasks)]
+    def rows(self, system: str = "") -> list[dict]:
+        return [task.row(self.split, index, system) for index, task in enumerate(self.tasks)]
 
     def __str__(self) -> str:
         levels = Counter(task.layout.level for task in self.tasks)
@@ -155,20 +160,25 @@ def task_lists(games: Games, cache: Path, workers: int | None = None) -> dict[st
     }
 
 
-def prepare(cache: str | Path, games: Games, workers: int | None = None) -> Prepared:
+def prepare(cache: str | Path, games: Games, workers: int | None = None, system: str = "") -> Prepared:
     """Games, lists and rows of these settings. Beside the rows, tasks.json has the lists as they are, to be read.
+
+    Args:
+        system: first message of each row; "": none.
 
     Raises:
         ValueError: there are not so many games of a level.
     """
     cache = Path(cache)
     lists = task_lists(games, cache, workers)
-    folder = cache / f"{WORLD}-{sha256(*(each.digest for each in lists.values()))[:16]}"
+    folder = cache / f"{WORLD}-{sha256(*(each.digest for each in lists.values()), *filter(None, [system]))[:16]}"
     split = {"train": (TRAIN,), "val": (VAL,), "out_of_distribution": (NEW_NAMES, NEW_LEVEL)}
     paths = {name: folder / f"{name}.parquet" for name in split}
     for name, parts in split.items():
-        write_rows(paths[name], [row for part in parts for row in lists[part].rows])
-    told = {each.split: {"sha256": each.digest, "tasks": [row["task"] for row in each.rows]} for each in lists.values()}
+        write_rows(paths[name], [row for part in parts for row in lists[part].rows(system)])
+    told = {
+        each.split: {"sha256": each.digest, "tasks": [row["task"] for row in each.rows()]} for each in lists.values()
+    }
     write_text(folder / "tasks.json", json.dumps({"games": asdict(games), **told}, indent=1) + "\n")
     return Prepared(lists, **paths)
 

@@ -1,6 +1,7 @@
 """`r3 doctor` on what a run is given: the model's files, the rows of the data, and the prompts."""
 
 import json
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from r3_ext.data.write import SCHEMA
 from r3_ext.doctor import data_files, model_files, prompts
 from r3_ext.doctor.finding import FAIL, OK, WARN
+from r3_ext.settings.compose import base_overrides, compose_config
 from tests.ext.doctored import MODEL_CONFIG, as_json, levels, only, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_environment")]
@@ -256,3 +258,23 @@ class TestPrompts:
         content[row]["prompt"][0]["role"] = "wizard"
         config.data.train_files = as_json(tmp_path / "roles.json", content)
         assert "wizard" in only(prompts.check_prompts(config), FAIL).found
+
+
+class TestWorlds:
+    @pytest.fixture
+    def sessions(self):
+        return compose_config(base_overrides("embedded", "hgpo"))
+
+    def test_rows_that_are_still_to_be_made_need_textworld_and_others_what_they_name(self, sessions, tmp_path):
+        assert only(data_files.check_worlds(sessions), OK).found == "textworld"
+        sessions.data.train_files = as_json(tmp_path / "train.json", [{"task": {"world": "nowhere:Door"}}])
+        found = only(data_files.check_worlds(sessions), FAIL)
+        assert found.found == "task.world nowhere:Door: No module named 'nowhere'"
+
+    def test_without_textworld_the_way_to_it_is_told(self, sessions, monkeypatch):
+        monkeypatch.setitem(sys.modules, "textworld", None)
+        monkeypatch.delitem(sys.modules, "recipe.hgpo.environments.textworld_games", raising=False)
+        assert "install.sh --games" in only(data_files.check_worlds(sessions), FAIL).advice
+
+    def test_answers_of_one_turn_have_no_world(self):
+        assert data_files.check_worlds(compose_config(base_overrides("embedded", "grpo"))) == []

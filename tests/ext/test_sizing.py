@@ -9,10 +9,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import OWN_CONFIG, compose_config
-from r3_ext.settings.sizing import ARCHITECTURES, GIB, Architecture
+from r3_ext.settings.sizing import GIB, LARGE, SMALL, Architecture
 from verl.utils.experimental.torch_functional import FusedLinearForPPO
-
-SMALL, LARGE = ARCHITECTURES.values()
 
 
 def test_parameters_of_the_published_models():

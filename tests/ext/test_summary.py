@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from r3_ext.record.console import closing_table, found_by, step_line
-from r3_ext.record.summary import over_starts, read_metrics, summarise
+from r3_ext.record.console import closing_table, found_by, lists_table, step_line
+from r3_ext.record.summary import over_starts, read_metrics, summarise, validation_lists
 
 
 def row(step, score, **extra):
@@ -115,3 +115,42 @@ def test_answers_without_a_score_are_told():
         console.print(closing_table(summarise(rows, 4, 2, 1.0) | over_starts([], [])))
         tables.append(console.file.getvalue())
     assert "3: the grader was late, or" in tables[0] and "without a score" not in tables[1]
+
+
+# sessions
+
+
+def session_row(step, success, **extra):
+    """A training row of HGPO: 8 groups of sessions, 4 of them dead, and 383 turns."""
+    ledger = {"total": 8, "mixed": 4, "all_correct": 3, "all_wrong": 1, "still_dead": 4, "still_wrong": 1}
+    groups = {f"groups/{name}": number for name, number in {**ledger, "rescued_by_replay": 0, "ranked": 0}.items()}
+    turns = {"fresh/rows": 383, "fresh/acc/mean": success, "fresh/score/mean": 10 * success, "replay/rows": 0}
+    of_sessions = {"sessions/bad_format": 0.02, "sessions/inadmissible": 0.2, "hgpo/turns_with_signal": 0.75}
+    other = {"training/global_step": step, "training/epoch": 0, "timing_s/step": 80.0, "response_length/mean": 5.0}
+    return {"step": step, **groups, **turns, **of_sessions, **other, "fresh/truncated/mean": 0.3} | extra
+
+
+def printed(*parts):
+    console = Console(file=io.StringIO(), width=120)
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue()
+
+
+def test_a_run_of_sessions_tells_of_sessions_and_turns_and_of_no_replay():
+    rows = [session_row(1, 0.5, **{"sessions/failed": 2}), session_row(2, 0.7)]
+    summary = summarise(rows, 8, 8, 1.0, with_sessions=True)
+    assert summary["sessions"] == {"turns": 766, "failed": 2, "success": {"first": 0.5, "last": 0.7}}
+    text = printed(closing_table(summary | over_starts([], []))) + step_line(rows[0], 120, with_sessions=True)
+    assert "reward 5.000  failed 2  success 0.50  turns 383  invalid 0.22  dead 3+1  signal 0.75  80.0s" in text
+    assert "turns played" in text and "2, as their environment did" in text
+    assert not [word for word in ("replay", "rescue", "reflect", "rank", "R^3") if word in text]
+
+
+def test_the_last_validation_is_told_by_list_with_its_interval_over_tasks():
+    names = {"pass@1": 0.5, "pass@1/low": 0.3, "pass@1/high": 0.7, "problems": 8.0, "failed": 1.0}
+    last = {f"val/[bold]easy\x1b/{name}": value for name, value in names.items()}
+    lists = validation_lists([{"step": 0, "val/easy/pass@1": 0.1}, {"step": 5} | last, session_row(6, 0.5)])
+    assert [*lists.values()] == [{"pass@1": 0.5, "low": 0.3, "high": 0.7, "problems": 8.0, "failed": 1.0}]
+    text = printed(lists_table(lists))
+    assert "0.300 to 0.700" in text and "[bold]easy" in text and "\x1b" not in text
