@@ -19,6 +19,7 @@ COMMANDS = {
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),
     "study": ("r3_ext.study.command", "compare methods, their parts and their baselines at equal cost"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),
+    "episodes": ("r3_ext.report.episodes", "sessions of a run turn by turn, with the groups of each turn"),
     "history": ("r3_ext.r3.history.command", "look into R^3's sample buffer, export it, seed a new one"),
 }
 

@@ -129,6 +129,8 @@ HGPO = Recipe(
     describer="recipe.hgpo.config.hgpo_config:describe",
     world="textworld",
     sessions=True,
+    files={"algorithm.hgpo.episodes": "episodes.jsonl"},
+    free=("algorithm.hgpo.episodes",),
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3, HGPO)}
 SESSIONS = "recipe.hgpo.agent_loop"

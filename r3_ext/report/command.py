@@ -90,7 +90,7 @@ def target_of(out: Path | None, arguments: list[Path]) -> Path:
     return (out or (arguments[0] if len(arguments) == 1 else Path("report"))) / PAGE
 
 
-def refuse_others_files(path: Path, title: str, keys: tuple[str, ...]) -> None:
+def refuse_others_files(path: Path, titles: tuple[str, ...], keys: tuple[str, ...]) -> None:
     """Refuse a page that is not ours, and figures without a page of ours beside them.
 
     Raises:
@@ -102,7 +102,8 @@ def refuse_others_files(path: Path, title: str, keys: tuple[str, ...]) -> None:
         if not page.is_file():
             return False
         with open(page, "rb") as file:
-            return f"<title>{title}</title>".encode() in file.read(2000)
+            begins = file.read(2000)
+        return any(f"<title>{title}</title>".encode() in begins for title in titles)
 
     if path.exists() and not is_ours(path):
         raise ReportError(f"{clean(path, 400)} is not a page of `r3 report` and stays as it is; take another --out")
@@ -136,7 +137,7 @@ def write(
     html = page.render(arms, sections, empty, remarks)
     path = target_of(out, arguments)
     try:
-        refuse_others_files(path, page.TITLE, figures.KEYS)
+        refuse_others_files(path, page.TITLES, figures.KEYS)
         folder = path.parent / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         # First the page, which says whose the figures are.

@@ -9,6 +9,7 @@ import numpy as np
 
 from r3_ext.record.console import found_by
 from r3_ext.record.summary import WAYS, asked_again, reward_of
+from r3_ext.report import sessions
 from r3_ext.report.bands import Band, seed_band
 from r3_ext.report.panels import X_LABEL, Curve, Key, Lines, Panel, Section, add_lines, add_stacks, color_of
 from r3_ext.report.readers import (
@@ -30,7 +31,7 @@ from r3_ext.report.readers import (
     share,
     validation_reader,
 )
-from r3_ext.report.runs import Arm, Row, clean
+from r3_ext.report.runs import Arm, Row, all_play, clean
 
 MOST_BENCHMARKS = 12
 PHASES = 5
@@ -151,7 +152,7 @@ def add_time(section: Section, arms: list[Arm], by: str) -> None:
     add_stacks(section, arms, "By phase", "seconds per step", by, read, (*layers, ("other", "l0")))
 
 
-def add_tokens(section: Section, arms: list[Arm], by: str) -> None:
+def add_generated(section: Section, arms: list[Arm], by: str) -> None:
     curves = []
     for index, arm in enumerate(arms):
         counted = [run for run in arm.runs if run.tokens[-1] > 0]
@@ -159,6 +160,10 @@ def add_tokens(section: Section, arms: list[Arm], by: str) -> None:
         curves += [] if band is None else [Curve(arm.label, color_of(index), band)]
     if curves:
         section.panels.append(Panel("Generated so far", "tokens", X_LABEL["step"], tuple(curves)))
+
+
+def add_tokens(section: Section, arms: list[Arm], by: str) -> None:
+    add_generated(section, arms, by)
 
     def read(row: Row) -> list[float] | None:
         return [row.get(key, 0.0) for key in TOKEN_KEYS] if TOKEN_KEYS[0] in row else None
@@ -275,14 +280,23 @@ HARD = (
     "The paper's Figure 3 from r3 eval hard: a curve that still rises at large K has answers that training can make "
     "likelier; shaded is the 95 % interval over problems.",
 )
-KEYS = (*(key for key, *_ in SECTIONS), HARD[0])
+_SHARED = {key: entry for key, *entry in SECTIONS}
+OF_SESSIONS = (
+    *sessions.OWN,
+    *((key, *_SHARED[key]) for key in ("validation", "time")),
+    ("tokens", "Tokens", add_generated, "What was generated for training, prompts and validation left out."),
+    ("alarms", *_SHARED["alarms"]),
+)
+"""The same of runs that train on sessions of several turns."""
+KEYS = tuple(dict.fromkeys(key for key, *_ in (*SECTIONS, HARD, *OF_SESSIONS)))
 """Of all sections, and the names of their PNG files."""
 
 
 def all_sections(arms: list[Arm], by: str, hard: dict | None = None) -> tuple[list[Section], list[str]]:
     """The sections with something to show, and the titles of those without."""
     sections = [hard_section(hard)] if hard else []
-    for key, title, add, caption in reversed(SECTIONS):
+    of_sessions = all_play([run for arm in arms for run in arm.runs])
+    for key, title, add, caption in reversed(OF_SESSIONS if of_sessions else SECTIONS):
         legend = [Key("line", color_of(index), arm.label) for index, arm in enumerate(arms)] if len(arms) > 1 else []
         section = Section(key, title, caption, legend=legend)
         add(section, arms, by)

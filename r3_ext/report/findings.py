@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from r3_ext.record.summary import reward_of, skipped_steps
+from r3_ext.record.summary import environment_steps, reward_of, skipped_steps
 from r3_ext.report.bands import interval
 from r3_ext.report.figures import alarm_names, validation_band
 from r3_ext.report.readers import (
@@ -24,6 +24,7 @@ from r3_ext.report.readers import (
     mean_pass_at_1,
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
+from r3_ext.report.sessions import SIGNAL, TURNS
 
 TRUNCATION_RISE = 0.05
 LENGTH_RISE = 1.2
@@ -167,8 +168,11 @@ def _over_starts(run: Run) -> str:
     return _joined(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
-def headline(arm: Arm) -> dict[str, str]:
-    """First to last of the numbers one looks at first."""
+def headline(arm: Arm, of_sessions: bool = False) -> dict[str, str]:
+    """First to last of the numbers one looks at first.
+
+    of_sessions: whether all arms of the report are.
+    """
     scores = [y for run in arm.runs if len(y := run.points(mean_pass_at_1(run), "step")[1])]
     seconds = [value for run in arm.runs for value in run.points(SECONDS, "step")[1].tolist()]
     tokens = [float(run.tokens[-1]) for run in arm.runs if run.tokens[-1] > 0]
@@ -176,11 +180,26 @@ def headline(arm: Arm) -> dict[str, str]:
         "Mean reward": arrow(ends_of(arm, reward_of)),
         "Validation Pass@1": arrow([(y[0], y[-1]) for y in scores], percent),
         "Dead groups": arrow(ends_of(arm, DEAD_SHARE), percent),
+        **(session_headline(arm) if of_sessions else answer_headline(arm)),
+        "Generated tokens": compact(float(np.mean(tokens))) if tokens else NONE,
+        "Seconds per step": span(median(seconds)) if seconds else NONE,
+    }
+
+
+def answer_headline(arm: Arm) -> dict[str, str]:
+    return {
         "All wrong rescued": arrow(ends_of(arm, RESCUED[0]), percent),
         "Response length": arrow(ends_of(arm, LENGTH)),
         "Truncated": arrow(ends_of(arm, TRUNCATED), percent),
-        "Generated tokens": compact(float(np.mean(tokens))) if tokens else NONE,
-        "Seconds per step": span(median(seconds)) if seconds else NONE,
+    }
+
+
+def session_headline(arm: Arm) -> dict[str, str]:
+    return {
+        "Success, training": arrow(ends_of(arm, ACCURACY), percent),
+        "Turns of a session": arrow(ends_of(arm, TURNS)),
+        "Turns with a signal": arrow(ends_of(arm, SIGNAL), percent),
+        "Turns played": compact(float(np.mean([sum(map(environment_steps, run.rows)) for run in arm.runs]))),
     }
 
 

@@ -1,4 +1,4 @@
-"""The three sentences that a report opens with: what happened, what R^3 did, what to try next.
+"""The three sentences that a report opens with: what happened, what it did, what to try next.
 
 Each follows from the runs by a rule. What is in backticks is for the command line.
 """
@@ -10,9 +10,10 @@ import numpy as np
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import INTERRUPTED, STOPPED
 from r3_ext.record.summary import NO_SCORE
+from r3_ext.report import session_words
 from r3_ext.report.findings import ACCURACY_RISE, change, further_prompt, lower_rate, mend, percent, setting, total
 from r3_ext.report.readers import TOTAL, TRUNCATED, dead, get, mean_pass_at_1
-from r3_ext.report.runs import Arm, Run, clean
+from r3_ext.report.runs import Arm, Run, all_play, clean
 
 FINISHED, RUNNING, UNKNOWN = "finished", "is still running", "was trained"
 BROKEN_OFF = {STOPPED: "was stopped by SIGTERM", INTERRUPTED: "was interrupted", None: "was killed"}
@@ -27,6 +28,10 @@ THROWN_AWAY = get("training/filter_groups/evicted_samples")
 
 
 VAL_ERRORS = get("val/reward_errors")
+
+
+LABELS = "What happened", "What R^3 did", "What to try next"
+"""Of the three; see `session_words.LABELS`."""
 
 
 def opening(arms: list[Arm]) -> tuple[str, str, str]:
@@ -124,9 +129,10 @@ def run_said(run: Run) -> str:
 def size_said(run: Run) -> str:
     """Problems, epochs and starts, as far as they are known."""
     problems = total(Arm("", [run]), TOTAL) or int(setting(run, "data.train_batch_size") * steps_of(run))
+    noun = "task" if run.has_sessions else "problem"
     starts, epochs = sum(line["event"] == "start" for line in run.starts), epochs_of(run)
     repeats = f" over {epochs:,} epochs, repeats counted" if epochs > 1 else ""
-    parts = [count(problems, "problem") + repeats] if problems else []
+    parts = [count(problems, noun) + repeats] if problems else []
     parts += [count(starts, "start")] if starts > 1 else []
     return f" ({'; '.join(parts)})" if parts else ""
 
@@ -155,6 +161,8 @@ def runs_said(arms: list[Arm], runs: list[Run]) -> str:
 
 
 def did(runs: list[Run]) -> str:
+    if all_play(runs):
+        return sentence(session_words.learned_said(runs, *groups_of(runs)))
     ours, others = ([run for run in runs if is_r3(run) is flag] for flag in (True, False))
     if not others:
         return sentence(rescued_said(ours))
@@ -213,6 +221,8 @@ def try_next(arms: list[Arm]) -> str:
     text = go_on(runs) or real_model(runs) or lower(runs) or validate(runs)
     if not text and len(arms) > 1:
         text = compare(arms)
+    if not text and all_play(runs):
+        text = session_words.next_said(runs, *accuracies(Arm("", runs)), longer(runs[0]))
     return sentence(text or (of_r3(arms[0]) if all(map(is_r3, runs)) else of_baseline(runs)))
 
 
@@ -325,6 +335,8 @@ def compare(arms: list[Arm]) -> str:
         few = f"with {count(seeds, 'run')} in an arm a difference cannot be told from chance"
         return f"add runs with other seeds, `data.seed={seeds}` and so on: {few}"
     last = {arm.label: ends[1] for arm in arms if (ends := accuracies(arm))}
+    if all_play([run for arm in arms for run in arm.runs]):
+        return f"see below whether the lead of {max(last, key=last.get)} holds at equal turns"
     ours, others = (
         [arm.label for arm in arms if arm.label in last and is_r3(arm.runs[0]) is flag] for flag in (True, False)
     )

@@ -7,15 +7,18 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.progress import track
 
+from r3_ext.report import episodes, session_words
 from r3_ext.report.bands import FENCE, MOST_POINTS, SMOOTH_FROM
 from r3_ext.report.draw import panel_svg
 from r3_ext.report.findings import details, facts, findings, headline
-from r3_ext.report.opening import cautions, opening
+from r3_ext.report.opening import LABELS, cautions, opening
 from r3_ext.report.panels import Section, color_of
-from r3_ext.report.runs import Arm
+from r3_ext.report.runs import Arm, Run, all_play
 
-TITLE = "R³ training report"
+TITLES = TITLE, TITLE_OF_SESSIONS = "R³ training report", "Training report: sessions"
 """By which a page is known as ours."""
+MOST_EPISODES = 3
+"""Steps of a run whose sessions are shown, the last ones."""
 
 
 def render(arms: list[Arm], sections: list[Section], empty: list[str], remarks: list[str]) -> str:
@@ -38,16 +41,25 @@ def render(arms: list[Arm], sections: list[Section], empty: list[str], remarks: 
     shown = [{**vars(section), "panels": [(panel, svgs.pop(0)) for panel in section.panels]} for section in sections]
     runs = [run for arm in arms for run in arm.runs]
     return environment.get_template("page.html.jinja").render(
-        title=TITLE,
+        title=TITLE_OF_SESSIONS if all_play(runs) else TITLE,
         cautions=cautions(runs),
-        opening=list(zip(("What happened", "What R^3 did", "What to try next"), opening(arms), strict=True)),
+        opening=list(zip(session_words.LABELS if all_play(runs) else LABELS, opening(arms), strict=True)),
         sections=shown,
+        episodes=[(run.name, list(lines.values())[-MOST_EPISODES:]) for run in runs if (lines := episodes_of(run))],
         facts=[(arm.label, color, facts(arm)) for arm, color in zip(arms, colors, strict=True)],
-        headlines=[(arm.label, color, headline(arm)) for arm, color in zip(arms, colors, strict=True)],
+        headlines=[(arm.label, color, headline(arm, all_play(runs))) for arm, color in zip(arms, colors, strict=True)],
         details=[details(run) for run in runs],
         findings=findings(arms),
         footer=footer(arms, empty, remarks),
     )
+
+
+def episodes_of(run: Run) -> dict[int, list[str]]:
+    """Lines by step; what cannot be read is not there."""
+    try:
+        return episodes.read(run.folder)
+    except OSError:
+        return {}
 
 
 def footer(arms: list[Arm], empty: list[str], remarks: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from r3_ext.host.text import in_one_line
-from r3_ext.recipes import BASELINE, recipe_of_trainer
+from r3_ext.recipes import BASELINE, SESSION_SETTINGS, recipe_of_trainer
 from r3_ext.record.folder import is_held, read_starts
 from r3_ext.record.summary import read_metrics
 from r3_ext.report.bands import Points
@@ -23,7 +23,7 @@ BOUND = 1e30
 MOST_SETTINGS = 20_000
 PER_RUN = re.compile(
     r"(^|[._])seed$|^trainer\.(default_local_dir|experiment_name|project_name|logger|resume_\w+)|"
-    r"^algorithm\.r3\.history\.path$|^skip\."
+    r"^algorithm\.r3\.history\.path$|^algorithm\.hgpo\.episodes$|^skip\."
 )
 """Settings in which runs of one arm may differ: seeds, and where a run writes."""
 BENCHMARK = re.compile(r"^(?:val/(?P<own>.+)/pass@1|val-core/(?P<verl>.+)/acc/mean@\d+)$", re.DOTALL)
@@ -85,6 +85,14 @@ class Run:
         return "dapo" if self.config.get("algorithm.filter_groups.enable") is True else "grpo"
 
     @property
+    def has_sessions(self) -> bool:
+        """Whether it trained on sessions of several turns."""
+        settings = f"{SESSION_SETTINGS}."
+        return any(key.startswith(settings) for key in self.config) or any(
+            "sessions/number" in row for row in self.rows
+        )
+
+    @property
     def identity(self) -> object:
         """Equal for runs that repeat each other with another seed."""
         if self.label is not None or not self.config:
@@ -105,6 +113,11 @@ class Arm:
 
     label: str
     runs: list[Run]
+
+
+def all_play(runs: list[Run]) -> bool:
+    """Whether all of them trained on sessions of several turns."""
+    return all(run.has_sessions for run in runs)
 
 
 def generated_tokens(row: Row) -> float | None:

@@ -145,18 +145,35 @@ def compute_hgpo_advantage(
     if not np.isfinite(returns_B).all():
         raise ValueError(f"step_returns must be finite, got {returns_B[~np.isfinite(returns_B)][0]}")
     groups = context_groups(state_keys, uid, trajectory, turn, depth)
-    total_B, weight_B = np.zeros_like(returns_B), np.zeros_like(returns_B)
-    for level in range(depth + 1):
-        has_B = groups[:, level] != ABSENT
-        centred, deviates, speaks = _centred(returns_B[has_B], groups[has_B, level], ddof)
-        level_advantage = centred / (deviates + epsilon) if norm == MEAN_STD_NORM else centred
-        if mode == RELEASE:
-            speaks &= centred != 0
-        weight = float(level + (1 if mode == PAPER else 2)) ** alpha
-        total_B[has_B] += np.where(speaks, weight * level_advantage, 0.0)
-        weight_B[has_B] += np.where(speaks, weight, 0.0)
+    of_levels, speaks = level_advantages(returns_B, groups, norm, epsilon, ddof)
+    if mode == RELEASE:
+        speaks &= of_levels != 0
+    weights = np.where(speaks, (np.arange(depth + 1) + (1.0 if mode == PAPER else 2.0)) ** alpha, 0.0)
+    total_B, weight_B = (weights * of_levels).sum(axis=1), weights.sum(axis=1)
     below_B = weight_B + (epsilon if mode == RELEASE else 0.0)
     return np.divide(total_B, below_B, out=np.zeros_like(total_B), where=weight_B > 0)
+
+
+def level_advantages(
+    returns_B: np.ndarray, groups: np.ndarray, norm: str, epsilon: float = 1e-6, ddof: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """A_k of each turn at each level, before they are weighed against each other.
+
+    Args:
+        returns_B: (B,) finite returns Y.
+        groups: (B, K + 1), see `context_groups`.
+
+    Returns:
+        (B, K + 1) advantages, and (B, K + 1) whether the level's group says anything; where not, the advantage is 0.
+    """
+    found, speaks = np.zeros(groups.shape), np.zeros(groups.shape, dtype=bool)
+    for level in range(groups.shape[1]):
+        has_B = groups[:, level] != ABSENT
+        centred, deviates, tells = _centred(returns_B[has_B], groups[has_B, level], ddof)
+        divided = centred / (deviates + epsilon) if norm == MEAN_STD_NORM else centred
+        found[has_B, level] = np.where(tells, divided, 0.0)
+        speaks[has_B, level] = tells
+    return found, speaks
 
 
 def _centred(returns_R: np.ndarray, group_R: np.ndarray, ddof: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -28,6 +28,7 @@ from recipe.common.queue import KVBatchMeta
 from recipe.common.trainer.baseline import BaselineMixin
 from recipe.common.trainer.fixed_steps import FixedStepsMixin
 from recipe.common.trainer.workers import CountingActorRolloutRefWorker, CountingDetachActorWorker
+from recipe.hgpo import episodes
 from recipe.hgpo.advantages import put_advantages
 from recipe.hgpo.config.hgpo_rules import validate_hgpo_config
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -58,6 +59,7 @@ class HGPOMixin(FixedStepsMixin, BaselineMixin):
         batch = super()._compute_advantage(batch, metrics)
         sessions = self._prompts() * self.config.actor_rollout_ref.rollout.n
         metrics.update(put_advantages(batch, self.hgpo, sessions))
+        episodes.write_down(batch, self.hgpo, self.tokenizer, self.global_steps, self.config.trainer.test_freq)
         return batch
 
 

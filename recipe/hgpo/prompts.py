@@ -23,6 +23,7 @@ You can: close fridge; take coin from fridge
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+TASK, COMMAND, COMMANDS = "Task: ", "> ", "You can: "
 CUT = " ..."
 """Ends an observation that was shortened."""
 
@@ -48,12 +49,25 @@ def prompt_text(
         memory: observation and command of the last turns, the oldest first.
         commands: what may be done now. None: the world lists nothing, and nothing is said of it.
     """
-    lines = [f"Task: {task}"]
-    lines += [f"{seen}\n> {command}" for seen, command in memory]
+    lines = [f"{TASK}{task}"]
+    lines += [f"{seen}\n{COMMAND}{command}" for seen, command in memory]
     lines.append(observation)
     if commands is not None:
-        lines.append(f"You can: {'; '.join(commands)}")
+        lines.append(f"{COMMANDS}{'; '.join(commands)}")
     return "\n".join(lines)
+
+
+def last_seen(text: str) -> str:
+    """The last observation of a prompt with its commands, whatever a chat template put around it; for people.
+
+    "user\\nTask: Eat.\\nA shelf.\\n> go\\nA table.\\nYou can: look" gives "A table.\\nYou can: look".
+    """
+    lines = text.splitlines()
+    begin = next((at for at, line in enumerate(lines) if line.startswith(TASK)), -1)
+    listed = [at for at, line in enumerate(lines) if at > begin and line.startswith(COMMANDS)]
+    end = listed[-1] + 1 if listed else len(lines)
+    commands = [at for at in range(begin + 1, end) if lines[at].startswith(COMMAND)]
+    return "\n".join(lines[(commands[-1] if commands else begin) + 1 : end])
 
 
 def fitted_prompt(
