@@ -58,9 +58,8 @@ def is_due(step: int, test_freq: int) -> bool:
 
 
 def write_down(batch: KVBatchMeta, hgpo: HGPOConfig, tokenizer, step: int, test_freq: int) -> None:
-    """Append some sessions of a batch whose advantages are final to `algorithm.hgpo.episodes`, where that is set and
-    the step is due."""
-    if hgpo.episodes is None or not is_due(step, test_freq):
+    """Append some sessions of a batch with final advantages to `algorithm.hgpo.episodes`, where the step is due."""
+    if not is_due(step, test_freq):
         return
     kept = [at for at, tag in enumerate(batch.tags) if not tag.get("is_padding")]
     keys = [batch.keys[at] for at in kept]

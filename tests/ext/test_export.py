@@ -35,8 +35,8 @@ IMPORT_ALL = """
 import importlib, sys
 from pathlib import Path
 
-recipe = Path(sys.argv[1])
-for file in sorted(recipe.glob("r3/**/*.py")):
+recipe, name = Path(sys.argv[1]), sys.argv[2]
+for file in sorted(recipe.glob(f"{name}/**/*.py")):
     if "tests" not in file.parts:
         name = ".".join(["recipe", *file.relative_to(recipe).with_suffix("").parts]).removesuffix(".__init__")
         assert Path(importlib.import_module(name).__file__) == file, name
@@ -45,12 +45,16 @@ assert not foreign, foreign
 """
 
 
+RECIPES = ("r3", "hgpo")
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """verl-recipe as a submodule of verl: the folder `recipe`, with lint rules, another recipe, and the export."""
     recipe = make_checkout(tmp_path_factory.mktemp("verl"))
     (recipe.parent / "sitecustomize.py").write_text(HIDE)
-    assert export.main(["r3", str(recipe)]) == 0
+    for name in RECIPES:
+        assert export.main([name, str(recipe)]) == 0
     return recipe
 
 
@@ -187,7 +191,7 @@ def test_another_recipe_of_that_name_is_left_alone_and_an_earlier_export_is_repl
     assert not (recipe / "r3" / "gone.py").exists() and (recipe / "r3" / "main_r3.py").exists()
 
 
-# R^3 there
+# each recipe there
 
 
 def test_verl_recipes_rules_find_nothing_and_no_module_is_missed(checkout):
@@ -200,24 +204,31 @@ def test_verl_recipes_rules_find_nothing_and_no_module_is_missed(checkout):
 
 
 @pytest.mark.slow
-def test_every_module_is_imported_from_the_export_with_this_repository_out_of_reach(checkout):
-    python(checkout, "-c", IMPORT_ALL, str(checkout))
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_module_is_imported_from_the_export_with_this_repository_out_of_reach(checkout, name):
+    python(checkout, "-c", IMPORT_ALL, str(checkout), name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("main", ["recipe.r3.main_r3", "verl.trainer.main_ppo"])
-def test_both_commands_compose_its_configuration(checkout, main):
-    place = [] if main.startswith("recipe") else [f"--config-path={checkout}/r3/config", "--config-name=r3_trainer"]
-    job = python(checkout, "-m", main, *place, "--cfg", "job").stdout
-    assert "adv_estimator: r3" in job and "pkg://recipe.r3.common.reward.manager" in job
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("main", ["its own", "verl.trainer.main_ppo"])
+def test_both_commands_compose_its_configuration(checkout, main, name):
+    place = [f"--config-path={checkout}/{name}/config", f"--config-name={name}_trainer"]
+    own = (f"recipe.{name}.main_{name}",)
+    job = python(checkout, "-m", *(own if main == "its own" else (main, *place)), "--cfg", "job").stdout
+    assert f"trainer_mode: {name}" in job and f"pkg://recipe.{name}.common.reward.manager" in job
 
 
 @pytest.mark.slow
-def test_its_quick_tests_pass_there(checkout):
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [("r3", "losses or mini_batches or ranking or resume or outcome"), ("hgpo", "core_algos or prompts or interface")],
+)
+def test_its_quick_tests_pass_there(checkout, name, chosen):
     """All are collected, and some files run: all of them take minutes."""
-    collected = python(checkout, "-m", "pytest", "-q", "--collect-only", "recipe/r3/tests").stdout
+    tests = f"recipe/{name}/tests"
+    collected = python(checkout, "-m", "pytest", "-q", "--collect-only", tests).stdout
     assert "error" not in collected.splitlines()[-1]
-    chosen = ["-k", "losses or mini_batches or ranking or resume or outcome"]
-    quick = ["recipe/r3/tests", "-m", "not slow", "-p", "no:cacheprovider", *chosen]
+    quick = [tests, "-m", "not slow", "-p", "no:cacheprovider", "-k", chosen]
     done = python(checkout, "-m", "pytest", "-q", *quick, timeout_s=600)
     assert " passed" in done.stdout and " failed" not in done.stdout

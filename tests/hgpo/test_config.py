@@ -43,7 +43,8 @@ def set_in(settings) -> dict:
 
 
 def test_what_is_shipped_is_valid_and_has_the_defaults_of_the_dataclasses(shipped):
-    assert set_in(validate_hgpo_config(shipped)) == set_in(HGPOConfig())
+    placed = f"{shipped.trainer.default_local_dir}/episodes.jsonl"
+    assert set_in(validate_hgpo_config(shipped)) == set_in(HGPOConfig(episodes=placed))
     assert set_in(load_session_config(shipped)) == set_in(SessionConfig())
 
 

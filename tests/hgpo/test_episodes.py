@@ -116,7 +116,6 @@ def test_a_step_leaves_a_line_with_the_advantages_that_are_trained(transfer_queu
     try:
         for step in (1, 2, 5):
             episodes.write_down(batch, hgpo, Letters(), step, test_freq=5)
-        episodes.write_down(batch, HGPOConfig(), Letters(), 1, test_freq=5)
     finally:
         queue.clear(queue.TRAIN, keys)
     lines = [json.loads(line) for line in open(hgpo.episodes)]

@@ -65,9 +65,8 @@ class HGPOConfig(BaseConfig):
     rows_per_step: int | None = None
     """[U] Turns of an optimizer step, spread evenly, as the published code has it (256). None: as many optimizer steps
     as verl's settings say, however many turns there are."""
-    episodes: str | None = None
-    """File of a few sessions as a person can read them, appended in step 1 and every trainer.test_freq steps. None:
-    nothing is written."""
+    episodes: str = "episodes.jsonl"
+    """File of a few sessions as a person can read them, appended in step 1 and every trainer.test_freq steps."""
 
     def __post_init__(self):
         _require(is_count(self.depth, 0), "depth", "be at least 0", self.depth)
@@ -81,8 +80,7 @@ class HGPOConfig(BaseConfig):
             _require(is_number(value) and value >= 0, name, "be at least 0", value)
         ok = self.rows_per_step is None or is_count(self.rows_per_step, 1)
         _require(ok, "rows_per_step", "be at least 1 or null", self.rows_per_step)
-        ok = self.episodes is None or (isinstance(self.episodes, str) and self.episodes != "")
-        _require(ok, "episodes", "be a file path or null", self.episodes)
+        _require(isinstance(self.episodes, str) and self.episodes != "", "episodes", "be a file path", self.episodes)
 
 
 @dataclass

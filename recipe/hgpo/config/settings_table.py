@@ -22,8 +22,9 @@ from recipe.hgpo.config.hgpo_config import KEY, SESSION, HGPOConfig, SessionConf
 HERE = Path(__file__).parent
 COMMAND = "python -m recipe.hgpo.config.settings_table"
 OTHERS = {name: HERE / "method" / f"{name}.yaml" for name in ("hgpo_release", "gigpo")}
+PLACED = {"episodes": "${trainer.default_local_dir}/episodes.jsonl"}
 BLOCKS = [
-    (settings_text.Block(HGPOConfig, KEY, "hgpo", OTHERS), HERE / "hgpo.yaml"),
+    (settings_text.Block(HGPOConfig, KEY, "hgpo", OTHERS, PLACED), HERE / "hgpo.yaml"),
     (settings_text.Block(SessionConfig, SESSION, "hgpo", OTHERS), HERE / "sessions.yaml"),
 ]
 
