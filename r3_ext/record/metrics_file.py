@@ -6,7 +6,7 @@ from pathlib import Path
 
 from r3_ext.host.files import json_line, replacing
 from r3_ext.record.console import RunDisplay
-from r3_ext.record.summary import CUT, numbers, read_metrics, validation_accuracy
+from r3_ext.record.summary import CUT, environment_steps, numbers, read_metrics, validation_accuracy
 
 SOURCE = ".verl_metrics.jsonl"
 """What verl's file logger writes in a run folder, as long as the run goes on."""
@@ -20,16 +20,25 @@ class MetricsFile:
     """Copies verl's rows into metrics.jsonl as they come; rows after the checkpoint go to metrics_cut.jsonl first.
 
     Rows that a start before left in verl's file, as nobody copied them any more, count as copied.
-    `poll` raises BudgetSpent at the first validation after `until_tokens` generated tokens (None: never).
+    `poll` raises BudgetSpent at the first validation after `until_tokens` generated tokens or, of sessions,
+    `until_turns` turns (None: never).
     """
 
-    def __init__(self, folder: Path, step: int, display: RunDisplay, until_tokens: int | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        display: RunDisplay,
+        until_tokens: int | None = None,
+        until_turns: int | None = None,
+    ):
         self.source, self.target = folder / SOURCE, folder / "metrics.jsonl"
-        self.display, self.until_tokens = display, until_tokens
+        self.display, self.until_tokens, self.until_turns = display, until_tokens, until_turns
         self._cut(step, folder / CUT)
         self.source.unlink(missing_ok=True)
         self.offset = 0
-        self.tokens = sum(row.get("generated/tokens", 0) for row in read_metrics(self.target))
+        known = read_metrics(self.target)
+        self.tokens, self.turns = sum(map(tokens_of, known)), sum(map(environment_steps, known))
 
     def _cut(self, step: int, cut: Path) -> None:
         """Move what comes after `step`, and what cannot be read, out of metrics.jsonl."""
@@ -49,9 +58,13 @@ class MetricsFile:
                 target.write(json.dumps(row) + "\n")
             row = numbers(row)
             self.display.row(row)
-            self.tokens += row.get("generated/tokens", 0)
-            if self.until_tokens and self.tokens >= self.until_tokens and validation_accuracy(row) is not None:
+            self.tokens, self.turns = self.tokens + tokens_of(row), self.turns + environment_steps(row)
+            if self._is_spent() and validation_accuracy(row) is not None:
                 raise BudgetSpent
+
+    def _is_spent(self) -> bool:
+        pairs = (self.tokens, self.until_tokens), (self.turns, self.until_turns)
+        return any(most and spent >= most for spent, most in pairs)
 
     def close(self) -> None:
         """Take the rows that are left, whatever they cost, and delete verl's file."""
@@ -61,6 +74,10 @@ class MetricsFile:
         with open(self.target, "ab") as target:
             target.writelines(_left_over(self.target))
         self.source.unlink(missing_ok=True)
+
+
+def tokens_of(row: dict) -> float:
+    return row.get("generated/tokens", 0)
 
 
 def split(file: Path, step: int) -> tuple[list[bytes], list[bytes]]:

@@ -31,7 +31,6 @@ VAL_ERRORS = get("val/reward_errors")
 
 
 LABELS = "What happened", "What R^3 did", "What to try next"
-"""Of the three; see `session_words.LABELS`."""
 
 
 def opening(arms: list[Arm]) -> tuple[str, str, str]:
@@ -317,11 +316,12 @@ def of_no_gain(arm: Arm, first: float, last: float, groups: int) -> str:
 def longer(run: Run) -> str:
     """The command that goes on with a finished run to twice its length."""
     options = next((line["arguments"]["options"] for line in reversed(run.starts) if line["event"] == "start"), {})
-    budget, steps = options.get("until_tokens"), int(setting(run, "trainer.total_training_steps"))
+    unit = "turns" if options.get("until_turns") else "tokens"
+    budget, steps = options.get(f"until_{unit}"), int(setting(run, "trainer.total_training_steps"))
     epochs = int(setting(run, "trainer.total_epochs")) or epochs_of(run) or 1
     given = []
     if isinstance(budget, int):
-        given.append(f"--until-tokens {2 * budget}")
+        given.append(f"--until-{unit} {2 * budget}")
     if steps:
         given.append(f"trainer.total_training_steps={2 * steps}")
     if not (steps or isinstance(budget, int)) or 2 * epochs_of(run) > epochs:

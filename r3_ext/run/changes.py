@@ -18,7 +18,7 @@ FREE = re.compile(
     r"project_name|experiment_name)|"
     r"actor_rollout_ref\.rollout\.trace\.\w+|"
     r"(ray_kwargs|global_profiler)\..*|"
-    r"--(until-tokens|wandb|private|cache)|DATA|VAL_DATA|MODEL"
+    r"--(until-tokens|until-turns|wandb|private|cache)|DATA|VAL_DATA|MODEL"
 )
 """What may change in mid-run, beside `Recipe.free`: how long it goes on and what it writes down. DATA, VAL_DATA and
 MODEL are compared by what comes of them."""
@@ -27,11 +27,14 @@ ONCE = ("trainer.resume_mode", "trainer.resume_from_path")
 """Settings of a single start: from which checkpoint it goes on."""
 PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
 """What the preparation of model and data finds."""
-OPTIONS = ("method", "mode", "profile", "warm_start_steps", "world", "until_tokens", "wandb", "private", "cache")
+OPTIONS = (
+    *("method", "mode", "profile", "warm_start_steps", "world", "until_tokens", "until_turns"),
+    *("wandb", "private", "cache"),
+)
 """Options of `r3 run` that a run keeps, beside its overrides."""
 SOURCES = VARIABLES
 """Variables of the environment that a run keeps, and the settings that they stand for."""
-MORE = ("trainer.total_epochs", "trainer.total_training_steps", "--until-tokens")
+MORE = ("trainer.total_epochs", "trainer.total_training_steps", "--until-tokens", "--until-turns")
 """What makes a run longer when it rises."""
 
 Changes = dict[str, tuple[object, object]]

@@ -2,11 +2,12 @@
 
     r3 run                                     R^3 with the largest profile that this machine's GPUs allow, or embedded
     r3 run --method grpo                       verl's GRPO with the same profile
+    r3 run --method hgpo                       HGPO: agents of several turns in text games
     r3 run --profile gpu_4x80gb trainer.total_epochs=1
     r3 resume NAME                             go on with that run, with the settings that it has
 
-The training itself is verl's own command (`python -m recipe.r3.main_r3` or `python -m verl.trainer.main_ppo`) in a
-child process; everything after the options is a hydra override for it.
+The training itself is the recipe's command (`python -m recipe.r3.main_r3`, `python -m verl.trainer.main_ppo`) in a child
+process; everything after the options is a hydra override for it.
 """
 
 import argparse
@@ -82,10 +83,12 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("for a study, on the problems and the tiny model that are made here")
     group.add_argument(
         "--world",
-        help="what the tiny model knows and how it fails, such as seed=3,mistaken=0 (r3_ext/tiny/world.py)",
+        help="what the tiny model knows and how it fails, such as seed=3,mistaken=0 (r3_ext/tiny/world.py); or games\n"
+        "that are played in several turns: textworld, or textworld,seed=3",
     )
     group.add_argument("--warm-start-steps", type=int, help="training of the tiny model (default: 480)")
     group.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
+    group.add_argument("--until-turns", type=int, help="the same after so many turns of sessions")
     group.add_argument("--no-report", action="store_true", help="leave report.html out")
 
 
@@ -108,7 +111,7 @@ def main(argv: list[str], resume: bool = False) -> int:
         say(f"error: {error}")
         return 2
     if start.is_finished and not start.has_more_to_do(changed):
-        say(f"{start.name} is finished: raise trainer.total_epochs or --until-tokens to go on with it")
+        say(f"{start.name} is finished: raise trainer.total_epochs or its budget to go on with it")
         return 0
     if caution := what_it_shows(start.arguments):
         say(paragraph(caution, console.width))

@@ -208,9 +208,9 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: Callable[[],
     Raises:
         ValueError: a name, a folder or an option that cannot be taken.
     """
-    for name, value in {"--warm-start-steps": args.warm_start_steps, "--until-tokens": args.until_tokens}.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    for name in ("warm_start_steps", "until_tokens", "until_turns"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if not resume:
         check_name("--run", args.run)
         check_name("--experiment", args.experiment)
@@ -234,6 +234,8 @@ def settle(args: argparse.Namespace, resume: bool, default_profile: Callable[[],
     if start.options["world"]:
         check_world(start.options["world"], start.profile, start.sources.get("DATA"))
     check_kind(start.method, start.world)
+    if start.options.get("until_turns") and not world.is_text(start.world):
+        raise ValueError("--until-turns counts turns of sessions: with answers of one turn take --until-tokens")
     check_choice("profile", start.profile)
     os.environ.update(start.sources)
     return start

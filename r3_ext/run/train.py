@@ -140,7 +140,8 @@ def run(
         display.say(f"starting Ray, FSDP and vLLM: {wait}; their output goes to {os.path.relpath(log)}")
         try:
             with supervise.only_local_run() as machine, cluster.held(start.folder) as nodes:
-                metrics = MetricsFile(start.folder, step, display, start.options["until_tokens"])
+                budgets = start.options["until_tokens"], start.options.get("until_turns")
+                metrics = MetricsFile(start.folder, step, display, *budgets)
                 # The processes of a cluster are not below this one: their memory is not seen.
                 watched = [metrics.poll, nodes.check if nodes else MemoryLog(start.folder, sample_s).poll]
                 try:

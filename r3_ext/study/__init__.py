@@ -1,1 +1,1 @@
-"""`r3 study`: matched comparisons of R^3, its parts and its baselines at equal generated tokens."""
+"""`r3 study`: matched comparisons of methods, their parts and their baselines at equal tokens or turns."""

@@ -1,10 +1,13 @@
 """The arms of a study: what is compared, each as a method of `r3 run` and overrides.
 
-All arms share model, data, reward, profile and budget of generated tokens. The length bonus belongs to the reward and
-is on for every arm.
+All arms share model, data, reward, profile and budget: of generated tokens, or of turns where they train on sessions.
+The length bonus belongs to the reward and is on for every arm.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from r3_ext.recipes import recipe_of
 
 MECHANISMS = {"ccr": "replay", "isr": "reflection", "serr": "ranking"}
 
@@ -84,6 +87,25 @@ ARMS = {
 }
 
 
+# verl's own GRPO takes more optimizer steps the longer its sessions are: this one takes as many as the others.
+GRPO_ON_SESSIONS = "algorithm.hgpo.step_weight=0", "algorithm.hgpo.episode_weight=1"
+ARMS |= {
+    "grpo_sessions": Arm("GRPO over sessions", "hgpo", GRPO_ON_SESSIONS),
+    "gigpo": Arm("GiGPO", "gigpo"),
+    "hgpo": Arm("HGPO", "hgpo"),
+    "hgpo_release": Arm("HGPO, as its published code", "hgpo_release"),
+}
+TOKENS, TURNS = "tokens", "turns"
+"""What a budget counts."""
+WORDS = {TOKENS: "generated tokens", TURNS: "turns"}
+
+
+def unit_of(arms: Iterable[str]) -> str:
+    """What the budget of these arms counts: turns where all of them train on sessions."""
+    known = [ARMS[arm] for arm in arms if arm in ARMS]
+    return TURNS if known and all(recipe_of(arm.method).world for arm in known) else TOKENS
+
+
 def title(arm: str) -> str:
     """An arm of another version is called by its name."""
     return ARMS[arm].title if arm in ARMS else arm
@@ -103,3 +125,10 @@ EMBEDDED = (
     "trainer.save_freq=-1",
 )
 """Settings of a study on the embedded profile: minutes per cell on two cores."""
+EMBEDDED_SESSIONS = EMBEDDED[4:]
+"""Those of sessions, whose world says how many games there are and how they are validated on."""
+
+
+def embedded(chosen: Iterable[str]) -> tuple[str, ...]:
+    """Settings of these arms on the embedded profile."""
+    return EMBEDDED_SESSIONS if unit_of(chosen) == TURNS else EMBEDDED

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from r3_ext.host import descendants, supervise
+from r3_ext.recipes import recipe_of
 from r3_ext.record.folder import STOPPED, held, is_run, read_starts
 from r3_ext.record.summary import read_metrics
 from r3_ext.settings.compose import EMBEDDED
@@ -59,7 +60,7 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
 
         for arm, seed in cells:
             folder = args.out / arm / f"seed_{seed}"
-            if not is_complete(folder, args.tokens):
+            if not is_complete(folder, args.tokens, arms.unit_of([arm])):
                 try:
                     if not goes_on(folder):
                         remove(folder)
@@ -72,7 +73,7 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
                     code = run_cell([python, *cell_command(args, profile, arm, seed)], env, log)
                 if code == STOPPED:
                     raise Stopped(f"{arm} seed {seed} was saved on SIGTERM")
-                if code or not is_complete(folder, args.tokens):
+                if code or not is_complete(folder, args.tokens, arms.unit_of([arm])):
                     failed.append(f"{arm} seed {seed}, see {said}")
             progress.console.print(describe(arm, seed, folder), highlight=False)
             progress.advance(bar)
@@ -112,8 +113,8 @@ def cell_command(args: argparse.Namespace, profile: str, arm: str, seed: int) ->
     return [
         *("-m", "r3_ext.cli", "run", "--method", chosen.method, "--profile", profile),
         *("--outputs", str(args.out), "--experiment", arm, "--run", f"seed_{seed}", "--cache", str(args.cache)),
-        *("--until-tokens", str(args.tokens), "--no-report"),
-        *world_of(args, profile, seed),
+        *(f"--until-{arms.unit_of([arm])}", str(args.tokens), "--no-report"),
+        *world_of(args, profile, arm, seed),
         *settings_of(args, profile, arm, seed),
     ]
 
@@ -125,18 +126,23 @@ def generates(profile: str, overrides: list[str]) -> bool:
     return profile == EMBEDDED and not given & set(VARIABLES.values())
 
 
-def world_of(args: argparse.Namespace, profile: str, seed: int) -> list[str]:
-    """On generated problems a seed is a world: a model, facts and problems of its own."""
+def world_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
+    """On generated problems a seed is a world: a model, facts and problems of its own, or games."""
     if not generates(profile, args.overrides):
         return []
-    return ["--world", ",".join(filter(None, [args.world, f"seed={seed}"]))]
+    return ["--world", ",".join(filter(None, [args.world or own_world(arm), f"seed={seed}"]))]
+
+
+def own_world(arm: str) -> str:
+    """What an arm is trained on where nobody says, as --world has it."""
+    return recipe_of(arms.ARMS[arm].method).world
 
 
 def settings_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> list[str]:
     """Hydra overrides of a cell."""
     chosen = arms.ARMS[arm]
     return [
-        *((*arms.EMBEDDED, *chosen.embedded) if profile == EMBEDDED else ()),
+        *((*arms.embedded([arm]), *chosen.embedded) if profile == EMBEDDED else ()),
         # What a recipe draws follows data.seed; the engine's seed is its own.
         *(f"data.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"),
         *chosen.settings,
@@ -145,10 +151,10 @@ def settings_of(args: argparse.Namespace, profile: str, arm: str, seed: int) -> 
     ]
 
 
-def is_complete(folder: Path, tokens: int) -> bool:
+def is_complete(folder: Path, tokens: int, unit: str = arms.TOKENS) -> bool:
     """Whether the cell ended well and its last validation lies behind the budget; a damaged one starts anew."""
     try:
-        return record.read_cell(folder, tokens) is not None
+        return record.read_cell(folder, tokens, unit) is not None
     except ValueError:
         return False
 
@@ -156,13 +162,14 @@ def is_complete(folder: Path, tokens: int) -> bool:
 def describe(arm: str, seed: int, folder: Path) -> str:
     """What became of a cell, in a line."""
     cell = f"{arm:<{WIDTH}}seed {seed} "
-    tokens, accuracy = curve_of(read_metrics(folder / "metrics.jsonl"))
-    if not len(tokens):
+    unit = arms.unit_of([arm])
+    spent, accuracy = curve_of(read_metrics(folder / "metrics.jsonl"), unit)
+    if not len(spent):
         return f"{cell} no validation"
     if not (folder / "summary.json").exists():
         return f"{cell} was killed"
     seconds = json.loads((folder / "summary.json").read_text())["seconds"]["total"]
-    return f"{cell} val {accuracy[0]:.3f} to {accuracy[-1]:.3f}, {tokens[-1]:,.0f} tokens, {seconds:.0f} s"
+    return f"{cell} val {accuracy[0]:.3f} to {accuracy[-1]:.3f}, {spent[-1]:,.0f} {unit}, {seconds:.0f} s"
 
 
 def complete_cells(out: Path, tokens: int, say) -> dict[tuple[str, int], record.Cell]:
@@ -173,7 +180,7 @@ def complete_cells(out: Path, tokens: int, say) -> dict[tuple[str, int], record.
             try:
                 if not SEED.fullmatch(folder.name):
                     raise ValueError(f"{folder} is not the folder of a seed")
-                if found := record.read_cell(folder, tokens):
+                if found := record.read_cell(folder, tokens, arms.unit_of([arm])):
                     cells[arm, int(folder.name.removeprefix("seed_"))] = found
             except ValueError as error:
                 say(f"left out: {error}")

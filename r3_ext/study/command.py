@@ -1,7 +1,8 @@
-"""`r3 study`: R^3, its parts and its baselines at equal generated tokens, several seeds, one run folder per cell.
+"""`r3 study`: methods, their parts and their baselines at equal cost, several seeds, one run folder per cell.
 
     r3 study                                    the default arms, five seeds, on this machine's profile
     r3 study --arms grpo r3 --seeds 0 1 2       some of them
+    r3 study --arms hgpo gigpo grpo_sessions --turns 8000     methods on sessions, for equal turns
     r3 study --plan FILE [--only NAME ...]      the experiments of a plan, and the verdict on each of its hypotheses
     r3 study --plan FILE --seeds 13 14          only these of its worlds: another machine takes the others
     r3 study --summarise                        tables and figures of what there is, without training
@@ -29,6 +30,7 @@ from rich.console import Console
 
 from r3_ext.data.check import may_be_any_truth
 from r3_ext.doctor.settings import check_values
+from r3_ext.recipes import check_kind
 from r3_ext.record.folder import STOPPED, claim
 from r3_ext.settings.choose import default_profile
 from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
@@ -38,6 +40,7 @@ from r3_ext.study.cells import WIDTH, Stopped, generates, settings_of
 from r3_ext.study.design import Design, choices, read_design
 from r3_ext.study.outcome import compare, in_common
 from r3_ext.study.plan import PLAN, check_plan, plan_of, read_plan
+from r3_ext.tiny.world import is_text
 from r3_ext.tiny.world import parse as parse_world
 
 FREE = {"arms": arms.DEFAULT, "seeds": range(5), "tokens": 60_000, "world": ""}
@@ -55,6 +58,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--seeds", nargs="+", type=int, help="default: 0 1 2 3 4; with --plan its own, or of them only these"
     )
     parser.add_argument("--tokens", type=int, help="budget of generated tokens of a cell (default: 60,000)")
+    parser.add_argument("--turns", type=int, help="the same in turns, of arms that train on sessions")
     parser.add_argument("--profile", default=os.environ.get("R3_PROFILE"))
     parser.add_argument("--world", help="what the cells' worlds have in common, such as mistaken=0,stuck=0")
     parser.add_argument("--plan", type=Path, help="YAML file with experiments and hypotheses (r3_ext/study/design.py)")
@@ -70,11 +74,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if args.only and not args.plan:
         parser.error("--only names experiments of a plan: give --plan")
     args.tuned, args.is_tuned, args.worlds = {}, False, args.seeds
+    if told := settle_budget(args):
+        parser.error(told)
     for name, value in FREE.items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     if args.tokens < 1:
         parser.error(f"--tokens must be at least 1, got {args.tokens}")
     return args
+
+
+def settle_budget(args: argparse.Namespace) -> str | None:
+    """Put --turns, the budget of arms that train on sessions, in its place; returns what is wrong with it."""
+    chosen, is_turns = args.arms or FREE["arms"], args.turns is not None
+    unit = arms.unit_of(chosen)
+    if is_turns and args.plan:
+        return "--turns is what --plan says: leave one of them out"
+    if is_turns and args.tokens is not None:
+        return "--turns and --tokens are two budgets: leave one of them out"
+    if not args.plan and not args.summarise and is_turns != (unit == arms.TURNS):
+        return f"--arms {' '.join(chosen)}: their budget counts {unit}, give --{unit}"
+    args.tokens = args.turns if is_turns else args.tokens
+    return None
 
 
 def main(argv: list[str]) -> int:
@@ -200,16 +220,24 @@ def check(args: argparse.Namespace, profile: str) -> None:
         if args.world:
             # Its seed is the cell's.
             parse_world(f"{args.world},seed=0")
-            if not generates(profile, args.overrides):
+            if not generates(profile, args.overrides) and not is_text(args.world):
                 raise ValueError("--world concerns the problems that the profile embedded generates; leave it out")
         check_choice("profile", profile)
+        by_unit = {arms.unit_of([arm]): arm for arm in args.arms}
+        if len(by_unit) > 1:
+            one, other = by_unit[arms.TURNS], by_unit[arms.TOKENS]
+            told = f"the budget of {one} counts turns, that of {other} tokens: leave one of them out"
+            raise ValueError(f"{told}; GRPO on sessions is the arm grpo_sessions")
         for arm in args.arms:
-            own = base_overrides(profile, arms.ARMS[arm].method, args.world)
+            world = args.world or cells.own_world(arm)
+            check_kind(arms.ARMS[arm].method, world)
+            own = base_overrides(profile, arms.ARMS[arm].method, world)
             config = compose_config([*own, *settings_of(args, profile, arm, seed=0)])
             if wrong := check_values(config):
                 raise ValueError(wrong[0].found)
         any_truth = may_be_any_truth(config)
-        model_and_data(profile, args.cache, {}, lambda text: None, args.overrides, build=False, any_truth=any_truth)
+        made = {"world": parse_world(world)}
+        model_and_data(profile, args.cache, made, lambda text: None, args.overrides, build=False, any_truth=any_truth)
         for arm in args.arms:
             for seed in args.seeds:
                 claim((args.out / arm / f"seed_{seed}").absolute())

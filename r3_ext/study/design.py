@@ -11,8 +11,10 @@
              bound: 0, matters: 0.05, family: main}
 
 An experiment is a study of its own in OUT/FOLDER (`folder`, by default its name); two may share one, for instance to
-add arms in some of its worlds. In a `tuned` one every arm takes the overrides of the candidate that did best with it by
-the measure, on average over the candidates' worlds, the first of equals; arms under `like` take another arm's.
+add arms in some of its worlds. Arms that train on sessions have `turns` in the place of `tokens`.
+
+In a `tuned` one every arm takes the overrides of the candidate that did best with it by the measure, on average over
+the candidates' worlds, the first of equals; arms under `like` take another arm's.
 A contrast names FOLDER/ARM, or FOLDER/ARM@TOKENS for another budget than the experiment's.
 """
 
@@ -33,6 +35,7 @@ class Experiment:
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
     tokens: int
+    """The budget of a cell; of arms that train on sessions turns."""
     folder: str
     world: str = ""
     overrides: tuple[str, ...] = ()
@@ -159,7 +162,9 @@ def _tuning(file: Path, entry: object, experiments: tuple[Experiment, ...]) -> T
 
 
 def _experiment(file: Path, name: str, entry: dict) -> Experiment:
-    where = f"experiments.{name}"
+    where, of_sessions = f"experiments.{name}", "turns" in entry
+    _require(not (of_sessions and "tokens" in entry), file, where, "have tokens or turns, not both", entry)
+    entry = {("tokens" if key == "turns" else key): value for key, value in entry.items()}
     values = _values(file, where, Experiment, {"name": name, **entry})
     for key, kind in {"arms": str, "seeds": int, "overrides": str}.items():
         values[key] = _list(file, f"{where}.{key}", values.get(key, []), kind)
@@ -170,6 +175,8 @@ def _experiment(file: Path, name: str, entry: dict) -> Experiment:
         ok = bool(numbers) and all(type(number) is int and number >= least for number in numbers)
         _require(ok, file, f"{where}.{key}", f"be whole numbers from {least}", values[key])
     _require(bool(values["arms"]), file, f"{where}.arms", "name at least one arm", values["arms"])
+    unit = arms.unit_of(values["arms"])
+    _require((unit == arms.TURNS) == of_sessions, file, where, f"count its budget in {unit}", sorted(entry))
     folder = values["folder"]
     ok = isinstance(folder, str) and Path(folder).name == folder and folder != ".."
     _require(ok, file, f"{where}.folder", "be the name of a folder", folder)

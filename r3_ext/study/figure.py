@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from r3_ext.report.draw import COLORS, STYLE, plain_axes
 from r3_ext.study import arms, text
 from r3_ext.study.hypotheses import Hypothesis, Verdict
-from r3_ext.study.outcome import BASELINE, Curve, accuracy_at, in_common, spread
+from r3_ext.study.outcome import Curve, accuracy_at, in_common, references, spread
 from r3_ext.study.record import Curves
 
 CURVES = {
@@ -23,6 +23,9 @@ CURVES = {
     "dapo": ("#0072b2", "s", (0, (5, 2))),
     "r3": ("#d55e00", "^", "-"),
     "r3_paper": ("#d55e00", "v", (0, (1, 1.5))),
+    "grpo_sessions": ("#1d2126", "o", "-"),
+    "gigpo": ("#0072b2", "s", (0, (5, 2))),
+    "hgpo": ("#d55e00", "^", "-"),
 }
 """Colour, marker and dashes of the arms whose curves are drawn."""
 
@@ -89,6 +92,7 @@ def dots(curves: Curves, budget: float) -> Figure | None:
     rows = sum(len(found) + 1 for found in compared)
     figure = Figure(figsize=(9.6, 1.5 + 0.36 * rows), facecolor=COLORS["page"])
     left, right = figure.subplots(1, 2, sharey=True)
+    baseline, spent = references(curves)[0], arms.WORDS[arms.unit_of(curves)]
     labels: list[str] = []
     heads = []
     for found in compared:
@@ -98,8 +102,8 @@ def dots(curves: Curves, budget: float) -> Figure | None:
         labels.append(f"worlds {text.seeds(worlds)}")
         for arm, values in at.items():
             _row(left, len(labels), values, worlds)
-            if BASELINE in at and arm != BASELINE:
-                gains = {world: value - at[BASELINE][world] for world, value in values.items()}
+            if baseline in at and arm != baseline:
+                gains = {world: value - at[baseline][world] for world, value in values.items()}
                 _row(right, len(labels), gains, worlds)
             labels.append(arms.title(arm))
     left.set_yticks(range(rows), labels)
@@ -107,8 +111,8 @@ def dots(curves: Curves, budget: float) -> Figure | None:
         left.get_yticklabels()[place].set_fontweight("bold")
     left.set_ylim(rows - 0.5, -0.5)
     right.axvline(0, color=COLORS["muted"], linewidth=0.8)
-    left.set_xlabel(f"Pass@1 at {budget:,.0f} generated tokens")
-    right.set_xlabel("difference to GRPO in the same world")
+    left.set_xlabel(f"Pass@1 at {budget:,.0f} {spent}")
+    right.set_xlabel(f"difference to {arms.title(baseline)} in the same world")
     for axes in (left, right):
         plain_axes(axes)
         axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
@@ -152,7 +156,7 @@ def means(curves: Curves, budget: float) -> Figure | None:
                 **dict(color=color, linestyle=dashes, linewidth=1.6, label=arms.title(arm)),
                 **dict(marker=marker, markevery=marked, markersize=5),
             )
-        axes.set_xlabel(f"generated tokens; mean over worlds {text.seeds([*cells])}")
+        axes.set_xlabel(f"{arms.WORDS[arms.unit_of(found)]}; mean over worlds {text.seeds([*cells])}")
         axes.set_xlim(0, budget)
         plain_axes(axes)
         axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)

@@ -1,27 +1,37 @@
 """What a study found, from the metrics of its cells: pure functions, no runs, no files.
 
-A curve is (tokens, accuracy): generated tokens so far, and Pass@1 on validation, at each validation of a cell.
+A curve is (tokens, accuracy): generated tokens so far, and Pass@1 on validation, at each validation of a cell. Where
+cells train on sessions, turns stand in the place of tokens.
 Shapes: V validations of a cell, S seeds.
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
-from r3_ext.record.summary import validation_accuracy
+from r3_ext.record.summary import environment_steps, validation_accuracy
 from r3_ext.report.bands import t_interval
+from r3_ext.study.arms import TOKENS, TURNS
 
 Curve = tuple[np.ndarray, np.ndarray]
 BASELINE = "grpo"
 REFERENCES = (BASELINE, "r3")
 """Arms that each arm is compared with: what is gained on GRPO, what is lost on the full method."""
+OF_SESSIONS = ("grpo_sessions", "hgpo")
+"""The same of arms that train on sessions."""
 
 
-def curve_of(rows: list[dict]) -> Curve:
+def references(found: Iterable[str]) -> tuple[str, ...]:
+    """Which of both, by the arms that there are."""
+    return OF_SESSIONS if set(OF_SESSIONS) & set(found) else REFERENCES
+
+
+def curve_of(rows: list[dict], unit: str = TOKENS) -> Curve:
     """The curve of a cell from the rows of its metrics.jsonl; two (V,) arrays."""
     tokens, points = 0.0, []
     for row in rows:
-        tokens += row.get("generated/tokens", 0)
+        tokens += environment_steps(row) if unit == TURNS else row.get("generated/tokens", 0)
         accuracy = validation_accuracy(row)
         if accuracy is not None:
             points.append((tokens, accuracy))
@@ -112,7 +122,7 @@ def compare(curves: dict[str, dict[int, Curve]], budget: float) -> dict[str, dic
             "mean_accuracy": spread([mean_accuracy(curve, budget) for curve in cells.values()]),
             "difference": {
                 reference: spread([at[arm][seed] - at[reference][seed] for seed in cells if seed in at[reference]])
-                for reference in REFERENCES
+                for reference in references(at)
                 if reference in at
             },
         }

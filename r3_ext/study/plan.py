@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from r3_ext.evaluate.plan import fingerprint
@@ -30,14 +31,21 @@ def plan_of(args: argparse.Namespace, profile: str) -> dict:
     plan = {"tokens": args.tokens, "profile": profile, "overrides": args.overrides}
     plan |= {name: source_of(name, os.environ[name]) for name in VARIABLES if os.environ.get(name)}
     if profile == EMBEDDED:
-        from r3_ext.tiny import warm_start  # imports torch, which is slow
-
-        plan |= {"settings": list(arms.EMBEDDED), "warm_start": warm_start.VERSION}
+        plan |= {"settings": list(arms.embedded(args.arms)), "warm_start": warm_start_version(args.arms)}
     if args.world:
         plan["world"] = args.world
     if args.tuned:
         plan["tuned"] = args.tuned
     return plan
+
+
+def warm_start_version(chosen: Iterable[str]) -> int:
+    """Of what makes these arms' model, which imports torch, and is slow for that."""
+    if arms.unit_of(chosen) == arms.TURNS:
+        from r3_ext.worlds import warm_start
+    else:
+        from r3_ext.tiny import warm_start
+    return warm_start.VERSION
 
 
 def source_of(name: str, value: str) -> dict[str, str]:

@@ -14,13 +14,15 @@ import numpy as np
 
 from r3_ext.host.files import replacing
 from r3_ext.record.summary import GROUPS, read_metrics
+from r3_ext.study.arms import TOKENS, TURNS, unit_of
 from r3_ext.study.outcome import Curve, as_curve, curve_of
 
 CURVES = "curves.csv"
 LEDGER = "ledger.csv"
 _CELL = ("arm", "seed")
 COMMIT = "commit"
-_POINT = ("generated_tokens", "accuracy")
+_SPENT = {TOKENS: "generated_tokens", TURNS: "turns"}
+"""What a budget counts, as a column; all cells of a record count the same."""
 COUNTS = (
     *("steps", "generated_tokens", "reflection_tokens", *(f"groups_{name}" for name in GROUPS)),
     *("replayed_rows", "reflection_prompts", "reflection_solved"),
@@ -38,9 +40,13 @@ Cell = tuple[Curve, dict[str, int | str]]
 def read_curves(out: Path) -> Curves:
     """The curves of the complete cells, as the last summary left them; none before the first."""
     points: dict[str, dict[int, list]] = {}
-    for number, row in enumerate(_read(out / CURVES, (*_CELL, *_POINT)), start=2):
+    rows = _read(out / CURVES, (*_CELL, "accuracy"))
+    spent = _SPENT[TURNS if rows and _SPENT[TURNS] in rows[0] else TOKENS]
+    if rows and spent not in rows[0]:
+        raise ValueError(f"{out / CURVES}: the column {spent} is not there")
+    for number, row in enumerate(rows, start=2):
         cell = points.setdefault(row["arm"], {}).setdefault(int(row["seed"]), [])
-        tokens, accuracy = (float(row[column]) for column in _POINT)
+        tokens, accuracy = float(row[spent]), float(row["accuracy"])
         if cell and tokens < cell[-1][0] or not 0 <= accuracy <= 1:
             raise ValueError(f"{out / CURVES}, line {number}: tokens of a cell fall, or an accuracy is none")
         cell.append((tokens, accuracy))
@@ -74,7 +80,7 @@ def ledger_of(summary: dict, rows: list[dict], commit: str) -> dict[str, int | s
     }
 
 
-def read_cell(folder: Path, tokens: int) -> Cell | None:
+def read_cell(folder: Path, tokens: int, unit: str = TOKENS) -> Cell | None:
     """Curve and row of the ledger of a cell that ended well, its last validation behind the budget; None of others.
 
     Raises:
@@ -89,7 +95,7 @@ def read_cell(folder: Path, tokens: int) -> Cell | None:
             return None
         file = folder / "metrics.jsonl"
         rows = read_metrics(file)
-        curve = curve_of(rows)
+        curve = curve_of(rows, unit)
         if not np.isfinite(curve).all():
             raise ValueError
         file = folder / "summary.json"
@@ -151,7 +157,8 @@ def write(out: Path, curves: Curves, ledger: Ledger, order: tuple[str, ...]) -> 
         for arm, seed, curve in _sorted(curves, order)
         for tokens, accuracy in zip(*curve, strict=True)
     ]
-    _write(out / CURVES, (*_CELL, *_POINT), points)
+    unit = unit_of(arm.rpartition("/")[2] for arm in curves)
+    _write(out / CURVES, (*_CELL, _SPENT[unit], "accuracy"), points)
     # A record of an earlier version lacks some, and keeps lacking them.
     rows = [row for _, _, row in _sorted(ledger, order)]
     columns = [column for column in (*COUNTS, COMMIT) if all(column in row for row in rows)]

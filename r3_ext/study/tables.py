@@ -5,8 +5,9 @@ from rich.console import Console
 from rich.table import Table
 
 from r3_ext.study import hypotheses, text
+from r3_ext.study.arms import TURNS, WORDS, unit_of
 from r3_ext.study.design import Design
-from r3_ext.study.outcome import REFERENCES
+from r3_ext.study.outcome import REFERENCES, references
 
 
 def show_verdicts(design: Design, found: dict[str, hypotheses.Verdict | None], console: Console) -> None:
@@ -27,34 +28,40 @@ def show(results: dict, console: Console, name: str = "") -> None:
     """A set of tables for each set of seeds: means over different seeds do not compare."""
     for compared in results["comparisons"]:
         seeds, of = compared["seeds"], compared["arms"]
-        title = f"{name and name + ', '}at {results['tokens']:,} generated tokens; mean and 95 % interval over "
+        unit, others = unit_of(of), references(of)
+        title = f"{name and name + ', '}at {results['tokens']:,} {WORDS[unit]}; mean and 95 % interval over "
         title += f"seed{'s' if len(seeds) > 1 else ''} {text.seeds(seeds)}"
-        columns = ("arm", "accuracy", "mean so far", "to GRPO", "to R^3", "speed-up")
-        console.print(table_of(title, columns, [outcome_row(arm, row) for arm, row in of.items()]))
+        columns = ("arm", "accuracy", "mean so far", *(text.compared_with(other) for other in others), "speed-up")
+        columns = columns if others == REFERENCES else columns[:-1]
+        console.print(table_of(title, columns, [outcome_row(arm, row, others) for arm, row in of.items()]))
         title = "sums over the cells: groups, and what was done about dead ones"
         columns = ("arm", "groups", "dead", "replay", "ranking", "left", "rows replayed", "reflections", "solved")
         sums = {arm: row["ledger"] for arm, row in of.items() if "ledger" in row}
-        if sums:
+        if sums and unit == TURNS:
+            title, columns = "sums over the cells: groups of sessions", ("arm", "groups", "dead")
+            rows = [ledger_row(arm, row)[:3] for arm, row in sums.items()]
+            console.print(table_of(title, columns, rows))
+        elif sums:
             console.print(table_of(title, columns, [ledger_row(arm, row) for arm, row in sums.items()]))
         title = "what a cell costs on average"
         columns = ("arm", "tokens", "under reflection", "steps", "updates", "trained rows", "seconds")
         rows = [cost_row(arm, row, len(seeds)) for arm, row in sums.items() if "updates" in row]
+        if unit == TURNS:
+            columns, rows = (*columns[:2], *columns[3:]), [(*row[:2], *row[3:]) for row in rows]
         if rows:
             console.print(table_of(title, columns, rows))
 
 
-def outcome_row(arm: str, found: dict) -> tuple[str, ...]:
+def outcome_row(arm: str, found: dict, others: tuple[str, ...] = REFERENCES) -> tuple[str, ...]:
     speedup = found.get("speedup")
-    return (
+    row = (
         arm,
         text.spread(found["accuracy"], digits=2),
         text.spread(found["mean_accuracy"], digits=2),
-        *(
-            text.spread(found["difference"][other], "+", 2) if other in found["difference"] else ""
-            for other in REFERENCES
-        ),
+        *(text.spread(found["difference"][other], "+", 2) if other in found["difference"] else "" for other in others),
         "" if speedup is None else text.speedup(speedup),
     )
+    return row if others == REFERENCES else row[:-1]
 
 
 def ledger_row(arm: str, sums: dict[str, int]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import numpy as np
 from r3_ext.study import arms
 from r3_ext.study.design import Design
 from r3_ext.study.hypotheses import LEAST_WORLDS, Verdict
-from r3_ext.study.outcome import REFERENCES
+from r3_ext.study.outcome import REFERENCES, references
 
 COSTS = {
     "generated_tokens": "generated tokens",
@@ -30,6 +30,13 @@ LEDGER = {
 }
 
 
+OF_ANSWERS = {
+    *("reflection_tokens", "groups_rescued_by_replay", "groups_ranked", "groups_still_dead"),
+    *("reflection_prompts", "reflection_solved"),
+}
+"""Of these, what sessions do not have."""
+
+
 def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict | None]) -> str:
     """Markdown with the verdicts and, for each folder of `found`, what its arms reached, cost and did.
 
@@ -42,7 +49,9 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
         parts += ["", f"![The contrast of each hypothesis of the family {family} in every world]({family}.png)"]
     for folder, of in found.items():
         worlds = next((one.world for one in design.experiments if one.folder == folder), "")
-        title = f"## {folder}: at {of['tokens']:,} generated tokens" + (f", worlds with {worlds}" if worlds else "")
+        names = [arm for compared in of["comparisons"] for arm in compared["arms"]]
+        title = f"## {folder}: at {of['tokens']:,} {arms.WORDS[arms.unit_of(names)]}"
+        title += f", worlds with {worlds}" if worlds else ""
         if "commits" in of:
             title += f"; code: {', '.join(of['commits'])}"
         parts += ["", title]
@@ -54,7 +63,10 @@ def results(design: Design, found: dict[str, dict], verdicts: dict[str, Verdict 
             parts += ["", f"Worlds {seeds(compared['seeds'])}:", "", *arm_table(found_of)]
             if any("ledger" in row for row in found_of.values()):
                 parts += ["", "A cell on average: what it cost, and what became of its groups."]
-                parts += ["", *sums_table(found_of, COSTS, cells), "", *sums_table(found_of, LEDGER, cells)]
+                costs, ledger = COSTS, LEDGER
+                if arms.unit_of(found_of) == arms.TURNS:
+                    costs, ledger = ({key: of[key] for key in of if key not in OF_ANSWERS} for of in (COSTS, LEDGER))
+                parts += ["", *sums_table(found_of, costs, cells), "", *sums_table(found_of, ledger, cells)]
     return "\n".join(parts) + "\n"
 
 
@@ -93,17 +105,20 @@ def world_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[str
     return table(("hypothesis", "contrast in each world", "mean", "median", "mean without any one world"), rows)
 
 
+def compared_with(arm: str) -> str:
+    return "to R^3" if arm == "r3" else f"to {arms.title(arm)}"
+
+
 def arm_table(found: dict[str, dict]) -> list[str]:
-    rows = []
+    rows, others = [], references(found)
     for arm, row in found.items():
-        differences = [
-            spread(row["difference"][other], "+") if other in row["difference"] else "" for other in REFERENCES
-        ]
-        sooner = speedup(row["speedup"]) if "speedup" in row else ""
-        figures = spread(row["accuracy"]), spread(row["mean_accuracy"]), *differences, sooner
+        differences = [spread(row["difference"][other], "+") if other in row["difference"] else "" for other in others]
+        figures = [spread(row["accuracy"]), spread(row["mean_accuracy"]), *differences]
+        if others == REFERENCES:
+            figures.append(speedup(row["speedup"]) if "speedup" in row else "")
         rows.append((arms.title(arm), *figures))
-    columns = "Pass@1 at the budget", "mean over the budget", "to GRPO", "to R^3", "speed-up"
-    return table(("arm", *columns), rows)
+    columns = ["Pass@1 at the budget", "mean over the budget", *map(compared_with, others)]
+    return table(("arm", *columns, *(["speed-up"] if others == REFERENCES else [])), rows)
 
 
 def seeds(numbers: list[int]) -> str:

@@ -84,6 +84,21 @@ def test_an_interrupted_copy_and_a_spent_budget_lose_nothing(tmp_path):
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5, 6], "in the same breath as the one that ended the run"
 
 
+def test_a_budget_of_turns_is_spent_by_the_rows_of_sessions(tmp_path):
+    file = MetricsFile(tmp_path, -1, Display(), until_turns=750)
+    turns = {"fresh/rows": 400, "val/x/pass@1": 0.5}
+    log(tmp_path, (1,), **turns)
+    file.poll()
+    log(tmp_path, (2,), "a", **turns)
+    with pytest.raises(BudgetSpent):
+        file.poll()
+    file.close()
+    with pytest.raises(BudgetSpent):
+        again = MetricsFile(tmp_path, 2, Display(), until_turns=900)
+        log(tmp_path, (3,), **turns)
+        again.poll()
+
+
 def test_what_is_no_number_is_shown_and_read_as_none_and_no_error(tmp_path, capsys):
     row = {"training/global_step": 2, "response_length/mean": 64.0, "timing_s/step": 1.0}
     broken = {"actor/grad_norm": None, "critic/score/mean": None, "alarm/not_finite": 1, "actor/skipped_steps": 4}

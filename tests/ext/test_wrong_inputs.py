@@ -135,6 +135,8 @@ RUN = [
     ("run --world seed=x", "--world seed must be a number"),
     ("run --world textworld", "r3 trains on answers of one turn; leave --world out, or take --method hgpo, gigpo"),
     ("run --method hgpo --world seed=3", "hgpo trains on sessions of several turns; take --world textworld"),
+    ("run --until-turns 0", "--until-turns must be at least 1, got 0"),
+    ("run --until-turns 5", "--until-turns counts turns of sessions: with answers of one turn take --until-tokens"),
     ("rehearse --method hgpo", "train a few steps instead, `r3 run --method hgpo trainer.total_training_steps=3"),
     ("study --world seed=1", "seed is given twice"),
     ("run --profile embedded algorithm.r3.replay.kk=1", "nearest one is algorithm.r3.replay.k"),
