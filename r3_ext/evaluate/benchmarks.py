@@ -68,6 +68,7 @@ def read_problems(file: Path, name: str) -> tuple[list[data.Problem], Counter]:
     counts = Counter()
     try:
         rows = read.read_rows(str(file))[0]
+        checked.refuse_sessions(rows, file)
         checked.require_one_answer(rows, file)
         problems = data.clean(data.to_problems(rows, str(file), name), counts)
     except (ValueError, OSError) as error:

@@ -53,6 +53,16 @@ def require_one_answer(rows: list[dict], file: Path) -> None:
             )
 
 
+def refuse_sessions(rows: list[dict], file: Path) -> None:
+    """Raise EvaluationError where a row is a task to be played in several turns."""
+    if any(isinstance(row.get("task"), dict) for row in rows):
+        raise EvaluationError(
+            f"{file} has the column task: its rows are played in several turns, and an evaluation asks for one answer; "
+            "play them with a checkpoint of a run by `r3 run --method hgpo trainer.val_only=True trainer.resume_mode="
+            f"resume_path trainer.resume_from_path=RUN/checkpoints/global_step_N data.val_files={file}`"
+        )
+
+
 def responses_of(row: dict, where: str) -> list[dict]:
     """The answers of a row, each with its length or None."""
     texts, tokens = row.get("responses", row.get("response")), row.get("response_tokens")

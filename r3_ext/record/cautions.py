@@ -2,6 +2,7 @@
 
 from r3_ext.recipes import BASELINE, RECIPES
 from r3_ext.settings.prepare import EMBEDDED, MODEL, TRAIN, VAL, named_by
+from r3_ext.tiny.world import is_text
 
 
 def what_it_shows(arguments: dict) -> str:
@@ -17,6 +18,12 @@ def what_it_shows(arguments: dict) -> str:
         return ""
     own = next((recipe for recipe in RECIPES.values() if options.get("method") in recipe.methods), BASELINE)
     trained = "the training" if own is BASELINE else f"{own.title}'s mechanisms"
+    if is_text(options.get("world") or own.world):
+        return (
+            "This run shows that your tasks, their environment and the training work together in the real trainer. It "
+            "does not show what a real model would learn from them: the tiny model here saw an expert play the games "
+            "that are generated here and nothing else."
+        )
     if "DATA" not in sources:
         known = "knows the arithmetic that is generated here and nothing else, so what it scores on your rows"
         end = "."

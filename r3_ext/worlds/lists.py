@@ -93,7 +93,8 @@ class Task:
             "data_source": f"{WORLD}_level{level}" if split in (TRAIN, VAL) else f"{WORLD}_{split}_level{level}",
             "prompt": [*messages, {"role": "user", "content": self.layout.objective}],
             "ability": "agent",
-            "reward_model": {"style": "rule", "ground_truth": "won"},  # of the environment; verl wants to see some
+            # The environment judges. Games may have the same objective: the reference tells them apart.
+            "reward_model": {"style": "rule", "ground_truth": self.sha256},
             "extra_info": {"index": index, "split": split, "source": WORLD},
             "agent_name": AGENT_LOOP,
             "task": {

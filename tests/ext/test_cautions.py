@@ -45,6 +45,13 @@ def test_a_model_of_the_generated_arithmetic_knows_nothing_of_own_rows(own):
     assert "knows the arithmetic that is generated here and nothing else" in shown(**own)
 
 
+@pytest.mark.parametrize("options", [{"method": "hgpo"}, {"method": "grpo", "world": "textworld,seed=1"}])
+def test_a_player_of_generated_games_knows_nothing_of_own_tasks(options):
+    text = shown(sources={"DATA": "a"}, options={"profile": "embedded"} | options)
+    assert text.startswith("This run shows that your tasks, their environment and the training work together")
+    assert "saw an expert play the games that are generated here and nothing else" in text
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

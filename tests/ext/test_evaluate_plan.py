@@ -279,3 +279,9 @@ def test_errors_of_the_user_end_with_2_and_one_sentence(argv, message, capsys):
 def test_on_the_cpu_prompts_are_read_in_one_piece_since_seeded_requests_need_it():
     assert command.engine_args([], on_gpu=False)["enable_chunked_prefill"] is False
     assert "enable_chunked_prefill" not in command.engine_args([], on_gpu=True)
+
+
+def test_tasks_of_sessions_are_played_and_not_asked_and_the_way_is_told(tmp_path):
+    write_jsonl(tmp_path / "val.jsonl", [{"problem": "Eat.", "answer": "1", "task": {"world": "x"}}])
+    with pytest.raises(EvaluationError, match="trainer.val_only=True trainer.resume_mode=resume_path .*val.jsonl`"):
+        benchmarks.load(f"games={tmp_path / 'val.jsonl'}", tmp_path)

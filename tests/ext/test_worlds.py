@@ -15,8 +15,9 @@ import pytest
 from r3_ext.settings.compose import ROOT
 from r3_ext.worlds.games import draw_layouts
 from r3_ext.worlds.layout import ALL_NOUNS, DIRECTIONS, LEVELS, NEW_NOUNS, NOUNS, Layout, opposite
-from r3_ext.worlds.lists import Games, draw_lists, prepare
+from r3_ext.worlds.lists import ASKS_FOR_TAGS, Games, draw_lists, prepare
 from r3_ext.worlds.walks import State, Walks, example, renaming, walk, walk_states, words
+from recipe.hgpo.agent_loop import command_in
 from recipe.hgpo.environments.pool import EnvironmentPool, Limits
 
 FEW = Games(seed=3, train=2, val=1, levels=(2, 3))
@@ -195,6 +196,8 @@ class TestGames:
         assert [row["data_source"] for row in rows] == ["textworld_new_names_level2", "textworld_new_level_level5"]
         [task] = prepared.lists["new_level"].tasks
         assert rows[1]["prompt"] == [{"role": "user", "content": task.layout.objective}]
+        truths = [row["reward_model"]["ground_truth"] for row in rows]
+        assert truths[1] == task.sha256 != truths[0], "games of one objective are problems of their own"
         assert rows[1]["agent_name"] == "session" and Path(rows[1]["task"]["game"]).is_absolute()
         assert rows[1]["task"] | {"game": ""} == {
             "world": "textworld",
@@ -209,6 +212,15 @@ class TestGames:
             "sha256": prepared.lists["train"].digest,
             "tasks": [row["task"] for row in pq.read_table(prepared.train).to_pylist()],
         }
+
+    def test_a_model_that_was_not_taught_here_is_told_how_to_answer(self, made):
+        cache, prepared = made
+        other = prepare(cache, FEW, system=ASKS_FOR_TAGS)
+        [system, user] = pq.read_table(other.val).to_pylist()[0]["prompt"]
+        assert (system["role"], command_in("I think. <action>go east</action>", "action")) == ("system", "go east")
+        assert "<action> and </action>" in system["content"]
+        assert [user] == pq.read_table(prepared.val).to_pylist()[0]["prompt"]
+        assert other.val != prepared.val and str(other.lists) == str(prepared.lists)
 
     def test_a_game_is_the_same_from_another_process_in_another_place(self, made, tmp_path):
         code = (
