@@ -6,7 +6,7 @@
     r3 run --profile gpu_4x80gb trainer.total_epochs=1
     r3 resume NAME                             go on with that run, with the settings that it has
 
-The training itself is the recipe's command (`python -m recipe.r3.main_r3`, `python -m verl.trainer.main_ppo`) in a child
+The training itself is the recipe's command (`python -m recipe.r3.main_r3`, for one, or verl's `main_ppo`) in a child
 process; everything after the options is a hydra override for it.
 """
 
