@@ -44,8 +44,8 @@ class Recipe:
     """`module:function` of its typed settings that returns lines which say what is on."""
     world: str = ""
     """What it trains on where nobody says, as `--world` has it; "": problems of one turn."""
-    sessions: bool = False
-    """Whether it can train on sessions of several turns."""
+    of_sessions: tuple[str, ...] = ()
+    """Those of its methods that can train on sessions of several turns."""
     prompts_added: str | None = None
     """`module:function` of (config): most prompts of a step that it adds to those of the data."""
     gone: str | None = None
@@ -96,7 +96,7 @@ BASELINE = Recipe(
     base="baseline_trainer",
     methods=("grpo", "dapo"),
     modules=("recipe.common.trainer.baseline",),
-    sessions=True,
+    of_sessions=("grpo",),
 )
 R3 = Recipe(
     name="r3",
@@ -128,7 +128,7 @@ HGPO = Recipe(
     rules="recipe.hgpo.config.hgpo_rules:all_rules",
     describer="recipe.hgpo.config.hgpo_config:describe",
     world="textworld",
-    sessions=True,
+    of_sessions=("gigpo", "hgpo", "hgpo_release"),
     files={"algorithm.hgpo.episodes": "episodes.jsonl"},
     free=("algorithm.hgpo.episodes",),
 )
@@ -168,7 +168,7 @@ def plays_sessions(config: DictConfig) -> bool:
 def check_kind(method: str, world: str) -> None:
     """Raise ValueError where a method is of no use in a world, as --world has it."""
     recipe, is_text = recipe_of(method), is_text_world(world)
-    if is_text and not recipe.sessions:
+    if is_text and method not in recipe.of_sessions:
         raise ValueError(
             f"--world {world}: {method} trains on answers of one turn; leave --world out, or take --method hgpo, gigpo "
             "or grpo"

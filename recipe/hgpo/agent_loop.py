@@ -28,7 +28,7 @@ from typing import Any
 from recipe.common import queue
 from recipe.hgpo.config.hgpo_config import SESSION, SessionConfig, load_session_config
 from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE, VALID
-from recipe.hgpo.environments.base import clean, state_key
+from recipe.hgpo.environments.base import NoState, clean, state_key
 from recipe.hgpo.environments.pool import (
     CRASHED,
     HUNG,
@@ -75,6 +75,10 @@ def command_in(answer: str, tag: str | None) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+class NoToken(RuntimeError):
+    """A turn without an answer: nobody knows what it would have been."""
+
+
 @register(AGENT_NAME)
 class SessionAgentLoop(AgentLoopBase):
     """An episode of the environment that the row's column `task` names."""
@@ -96,11 +100,11 @@ class SessionAgentLoop(AgentLoopBase):
         """
         name = f"{kwargs['uid']}_{kwargs['session_id']}"
         try:
-            async with pool(self.settings.deadline_s).open(kwargs["task"]) as session:
+            async with pool(self.settings.deadline_s).open(kwargs.get("task")) as session:
                 return await self._play(session, sampling_params, list(kwargs["raw_prompt"]), name)
         except EnvironmentFailed as error:
             why = f"{error}; {WAYS_OUT[error.reason]}"
-        except NoRoom as error:
+        except (NoRoom, NoState, NoToken) as error:
             why = str(error)
         logger.warning(f"session {name} is left out: {why}")
         await queue.tell_failed(name, why)
@@ -127,6 +131,8 @@ class SessionAgentLoop(AgentLoopBase):
             output: TokenOutput = await self.server_manager.generate(
                 request_id=name, prompt_ids=prompt_ids, sampling_params=sampling_params
             )
+            if not output.token_ids:
+                raise NoToken(f"the rollout server gave turn {len(turns)} no token: see its log")
             outputs.append(self._row(prompt_ids, output, time.monotonic() - begin))
             answer, kind = self._answer(outputs[-1].response_ids)
             before = session.seconds
@@ -168,13 +174,12 @@ class SessionAgentLoop(AgentLoopBase):
         )
 
     def _row(self, prompt_ids: list[int], output: TokenOutput, seconds: float) -> AgentLoopOutput:
-        # A server that was interrupted may give no token; a row needs one, and that one trains nothing.
-        ids = output.token_ids[: self.response_length] or [self.tokenizer.eos_token_id]
+        ids = output.token_ids[: self.response_length]
         log_probs = output.log_probs[: self.response_length] if output.log_probs else [0.0] * len(ids)
         return AgentLoopOutput(
             prompt_ids=prompt_ids,
             response_ids=ids,
-            response_mask=[int(bool(output.token_ids))] * len(ids),
+            response_mask=[1] * len(ids),
             response_logprobs=log_probs if self.rollout_config.calculate_log_probs else None,
             metrics=AgentLoopMetrics(generate_sequences=seconds),
             extra_fields=dict(output.extra_fields),

@@ -45,9 +45,10 @@ def discounted_returns(rewards: Sequence[float], trajectory: Sequence, turn: Seq
         ValueError: a trajectory lacks a turn or has one twice.
     """
     rewards_B = np.asarray(rewards, dtype=np.float64)
-    next_B = _row_after(_numbered(trajectory), np.asarray(turn, dtype=np.int64))
+    turn_B = np.asarray(turn, dtype=np.int64)
+    next_B = _row_after(_numbered(trajectory), turn_B)
     returns_B = rewards_B.copy()
-    for row in np.argsort(-np.asarray(turn), kind="stable"):
+    for row in np.argsort(-turn_B, kind="stable"):
         if next_B[row] != ABSENT:
             returns_B[row] += gamma * returns_B[next_B[row]]
     return returns_B
@@ -136,11 +137,15 @@ def compute_hgpo_advantage(
         (B,) float64. 0 for turns without a level; exactly 0 if all returns of a group are equal.
 
     Raises:
-        ValueError: an unknown norm or mode, a return that is not finite, or a trajectory that lacks a turn.
+        ValueError: an unknown norm or mode, alpha or epsilon below 0 or not finite, a return that is not finite, or a
+            trajectory that lacks a turn.
     """
     for name, value, allowed in (("norm", norm, NORMS), ("mode", mode, WEIGHTS)):
         if value not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    for name, value in (("alpha", alpha), ("epsilon", epsilon)):
+        if not 0 <= value < np.inf:
+            raise ValueError(f"{name} must be at least 0 and finite, got {value}")
     returns_B = np.asarray(step_returns, dtype=np.float64)
     if not np.isfinite(returns_B).all():
         raise ValueError(f"step_returns must be finite, got {returns_B[~np.isfinite(returns_B)][0]}")
@@ -148,9 +153,12 @@ def compute_hgpo_advantage(
     of_levels, speaks = level_advantages(returns_B, groups, norm, epsilon, ddof)
     if mode == RELEASE:
         speaks &= of_levels != 0
-    weights = np.where(speaks, (np.arange(depth + 1) + (1.0 if mode == PAPER else 2.0)) ** alpha, 0.0)
+    # Relative to the highest level that is there: no power is too large for a float.
+    base = np.where(speaks, np.arange(depth + 1) + (1.0 if mode == PAPER else 2.0), 0.0)
+    highest_B = np.maximum(base.max(axis=1, initial=0.0), 1.0)
+    weights = np.where(speaks, (base / highest_B[:, None]) ** alpha, 0.0)
     total_B, weight_B = (weights * of_levels).sum(axis=1), weights.sum(axis=1)
-    below_B = weight_B + (epsilon if mode == RELEASE else 0.0)
+    below_B = weight_B + (epsilon * highest_B**-alpha if mode == RELEASE else 0.0)
     return np.divide(total_B, below_B, out=np.zeros_like(total_B), where=weight_B > 0)
 
 

@@ -29,8 +29,9 @@ from recipe.common.trainer.baseline import BaselineMixin
 from recipe.common.trainer.fixed_steps import FixedStepsMixin
 from recipe.common.trainer.workers import CountingActorRolloutRefWorker, CountingDetachActorWorker
 from recipe.hgpo import episodes
-from recipe.hgpo.advantages import put_advantages
+from recipe.hgpo.advantages import put_advantages, turns_of
 from recipe.hgpo.config.hgpo_rules import validate_hgpo_config
+from recipe.hgpo.turns import session_metrics
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -57,10 +58,15 @@ class HGPOMixin(FixedStepsMixin, BaselineMixin):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
-        sessions = self._prompts() * self.config.actor_rollout_ref.rollout.n
-        metrics.update(put_advantages(batch, self.hgpo, sessions))
+        metrics.update(put_advantages(batch, self.hgpo))
         episodes.write_down(batch, self.hgpo, self.tokenizer, self.global_steps, self.config.trainer.test_freq)
         return batch
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args, **kwargs) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        # Of all updates of a step at once: verl would average them by their rows.
+        asked = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        metrics.update(session_metrics(turns_of(batch)[1], asked))
 
 
 @register_trainer(trainer_name("hgpo", SYNC))

@@ -348,6 +348,7 @@ def test_the_tiny_player_answers_without_tags_and_an_instruct_model_with_them(co
     ("method", "world", "told"),
     [
         ("r3", "textworld", "--world textworld: r3 trains on answers of one turn; leave --world out"),
+        ("dapo", "textworld", "--world textworld: dapo trains on answers of one turn; leave --world out"),
         ("hgpo", "seed=3", "--world seed=3: hgpo trains on sessions of several turns; take --world textworld"),
     ],
 )

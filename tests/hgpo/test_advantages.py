@@ -1,12 +1,11 @@
 """From the queue to the queue: what the workers will read as advantages."""
 
-import numpy as np
 import pytest
 import torch
 
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
-from recipe.hgpo.advantages import put_advantages, step_advantages
+from recipe.hgpo.advantages import alike_tasks, put_advantages, step_advantages
 from recipe.hgpo.config.hgpo_config import HGPOConfig
 from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE
 from recipe.hgpo.core_algos import compute_hgpo_advantage
@@ -69,7 +68,7 @@ def test_rows_carry_what_the_pure_function_gives_on_each_trained_token(put):
     assert [len(row) for row in found] == [2 + at % 3 for at in range(10)]
     assert found[8:] == [[0.0] * len(row) for row in found[8:]], "padding trains nothing"
     assert written(batch, "returns") == found
-    assert metrics["sessions/number"] == 4 and metrics["sessions/turns"] == 2
+    assert metrics["hgpo/turns_with_signal"] == 5 / 8
 
 
 def test_padding_changes_nothing(put):
@@ -83,17 +82,17 @@ def test_padding_changes_nothing(put):
 
 
 def test_without_step_weight_verls_advantages_stay_as_they_are(put):
-    batch = put(TURNS, padding=1)
+    batch = put(TURNS[:6], padding=1)
     before = written(batch)
     put_advantages(batch, HGPOConfig(step_weight=0.0, episode_weight=1.0))
     assert written(batch) == before
 
 
 def test_gigpo_adds_the_turns_to_the_sessions(put):
-    batch = put(TURNS, episode=0.5)
+    batch = put(TURNS[:6], episode=0.5)
     settings = {"depth": 0, "std": "sample"}
     put_advantages(batch, HGPOConfig(**settings, episode_weight=1.0))
-    step, _ = step_advantages(TURNS, HGPOConfig(**settings))
+    step, _ = step_advantages(TURNS[:6], HGPOConfig(**settings))
     assert [row[0] for row in written(batch)] == pytest.approx(0.5 + step, abs=1e-6)
 
 
@@ -117,6 +116,18 @@ def test_penalise_chooses_the_answers(penalise, losing):
     assert ("hgpo/signal_of_penalty_alone" in metrics) == bool(losing)
 
 
-def test_turns_with_signal_are_told():
-    step, metrics = step_advantages(TURNS, HGPOConfig())
-    assert metrics["hgpo/turns_with_signal"] == np.mean(step != 0) == 5 / 8
+def test_a_session_that_is_left_alone_learns_nothing_of_its_whole_reward(put):
+    """verl's GRPO gives a group of one its reward as the advantage."""
+    turns = turns_of("u", ("PQ", 10.0), ("PQ", 0.0)) + turns_of("alone", ("PQ", 10.0))
+    batch = put(turns, episode=0.7)
+    metrics = put_advantages(batch, HGPOConfig(step_weight=0.0, episode_weight=1.0))
+    assert [row[0] for row in written(batch)] == pytest.approx([0.7] * 4 + [0.0] * 2)
+    assert metrics["hgpo/turns_with_signal"] == 4 / 6
+
+
+def test_tasks_whose_sessions_earned_the_same_say_nothing():
+    third = turns_of("third", ("P", 1 / 3), ("PQ", 0.1 + 1 / 3 - 0.1), ("P", 1 / 3))
+    unlike = turns_of("unlike", ("P", 0.0), ("PQ", 1e-6))
+    assert alike_tasks([*third, *unlike, *turns_of("alone", ("P", 3.0)), *turns_of("lost", ("P", 0), ("Q", 0))]) == {
+        *("third", "alone", "lost")
+    }

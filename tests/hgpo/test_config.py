@@ -77,6 +77,11 @@ SESSION = "actor_rollout_ref.rollout.custom.session"
         ({f"{OWN}.gamma": 0}, f"{OWN}.gamma must be in (0, 1], got 0"),
         ({f"{OWN}.alpha": -1}, f"{OWN}.alpha must be at least 0, got -1"),
         ({f"{OWN}.step_weight": 0}, f"{OWN}.step_weight must be above 0 where {OWN}.episode_weight is 0, got 0"),
+        (
+            {f"{OWN}.step_weight": 0, f"{OWN}.episode_weight": 1, f"{OWN}.penalise": "both"},
+            f"{OWN}.penalise must be none where {OWN}.step_weight is 0, got 'both'",
+        ),
+        ({"algorithm.filter_groups.enable": True}, "algorithm.filter_groups.enable: verl's filter ends the run"),
         ({f"{OWN}.rows_per_step": 0}, f"{OWN}.rows_per_step must be at least 1 or null, got 0"),
         ({f"{OWN}.unknown": 0}, f"{OWN}.unknown is not a setting"),
         ({f"{SESSION}.memory": -1}, f"{SESSION}.memory must be at least 0, got -1"),

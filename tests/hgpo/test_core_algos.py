@@ -230,6 +230,8 @@ def test_a_slow_loop_gives_the_same(seed, norm, mode):
         ({"norm": "std"}, "norm must be one of mean_std_norm, mean_norm, got 'std'"),
         ({"mode": "mine"}, "mode must be one of paper, release, got 'mine'"),
         ({"depth": -1}, "depth must be at least 0, got -1"),
+        ({"alpha": float("nan")}, "alpha must be at least 0 and finite, got nan"),
+        ({"epsilon": -1}, "epsilon must be at least 0 and finite, got -1"),
         ({"step_returns": [1.0, float("nan")]}, "step_returns must be finite, got nan"),
         ({"turn": [0, 2]}, "row 1 is turn 2 of its trajectory"),
         ({"turn": [0, 0]}, "is turn 0 of its trajectory"),
@@ -240,6 +242,18 @@ def test_what_cannot_be_computed_is_refused(change, match):
     given = {"step_returns": [1.0, 2.0], **sessions("PQ"), "depth": 1, **change}
     with pytest.raises(ValueError, match=match):
         compute_hgpo_advantage(**given)
+
+
+@pytest.mark.parametrize("mode", ["paper", "release"])
+def test_a_large_alpha_leaves_the_longest_history_alone(mode):
+    rows = {"step_returns": [9.0, 10.0, 0.0, 0.0], **sessions("PQ", "PQ"), "depth": 1, "norm": "mean_norm"}
+    found = compute_hgpo_advantage(**rows, mode=mode, alpha=1e4)
+    assert found == pytest.approx([4.5, 5.0, -4.5, -5.0], abs=1e-5)
+
+
+def test_turns_may_be_unsigned_numbers():
+    returns = discounted_returns([0, 0, 10], ["a"] * 3, np.array([0, 1, 2], dtype=np.uint8), 0.5)
+    assert returns.tolist() == [2.5, 5, 10]
 
 
 def test_a_missing_turn_has_no_return():

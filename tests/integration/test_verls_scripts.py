@@ -1,4 +1,4 @@
-r"""Three of verl's own scripts, shrunk to the tiny model: equal answers earn equal rewards under both entry points.
+r"""Two of verl's own scripts, shrunk to the tiny model: equal answers earn equal rewards under both entry points.
 
 `python -m verl.trainer.main_ppo` runs the settings of a script, `python -m recipe.r3.main_r3` the same after README's
 diff. Each run generates its own answers and asks its own reward workers; the answers that occur in both are compared.
@@ -75,21 +75,6 @@ SCRIPTS = {
         ROLLOUT.layered_summon=True ROLLOUT.log_prob_use_dynamic_bsz=True
         REF.log_prob_use_dynamic_bsz=True REF.fsdp_config.param_offload=True
         trainer.balance_batch=True
-        """,
-    ),
-    "examples/gspo_trainer/run_qwen3_8b_fsdp.sh": Script(
-        GSM8K,
-        """
-        algorithm.adv_estimator=grpo algorithm.use_kl_in_reward=False
-        data.filter_overlong_prompts=True data.truncation=error
-        MODEL.use_remove_padding=True MODEL.enable_gradient_checkpointing=True
-        ACTOR.policy_loss.loss_mode=gspo ACTOR.loss_agg_mode=seq-mean-token-mean
-        ACTOR.clip_ratio_low=3e-4 ACTOR.clip_ratio_high=4e-4 ACTOR.clip_ratio_c=10.0
-        ACTOR.use_dynamic_bsz=True ACTOR.use_kl_loss=False ACTOR.entropy_coeff=0
-        ACTOR.fsdp_config.param_offload=True ACTOR.fsdp_config.optimizer_offload=True
-        ROLLOUT.name=vllm ROLLOUT.gpu_memory_utilization=0.6 ROLLOUT.log_prob_use_dynamic_bsz=True
-        REF.log_prob_use_dynamic_bsz=True REF.fsdp_config.param_offload=True
-        trainer.balance_batch=True trainer.critic_warmup=0
         """,
     ),
     # Of verl-recipe. The lengths of the penalty are half of the longest answer, and that answer, as there.

@@ -48,7 +48,8 @@ class HGPOConfig(BaseConfig):
     """[U] `paper`: (k + 1)^alpha. `release`, as the published code: (k + 2)^alpha, and a level counts only where the
     turn is off its group's mean."""
     norm: str = "mean_std_norm"
-    """`mean_std_norm` divides by the std of the group, `mean_norm` does not (the paper's WebShop)."""
+    """`mean_std_norm` divides by the std of the group, `mean_norm` does not (the paper's WebShop). Whether the
+    advantage over sessions is divided is verl's algorithm.norm_adv_by_std_in_grpo."""
     std: str = "population"
     """Std of a group: `population`, or `sample` as GiGPO has it."""
     gamma: float = 0.95

@@ -22,7 +22,7 @@ from recipe.common.config import engines, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
 from recipe.common.config.verl_rules import ROLLOUT
 from recipe.common.modes import MODES, trainer_name
-from recipe.hgpo.config.hgpo_config import KEY, HGPOConfig, faults_of, load_hgpo_config
+from recipe.hgpo.config.hgpo_config import KEY, PENALISE, HGPOConfig, faults_of, load_hgpo_config
 
 OWN_MODULES = "recipe.hgpo.hgpo_trainer", "recipe.hgpo.agent_loop"
 MAX_TURNS = f"{ROLLOUT}.multi_turn.max_assistant_turns"
@@ -70,7 +70,9 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
     yield from verl_rules.seeded(config.data)
     yield from turns_end(config)
+    yield from _no_filter(config.algorithm.get("filter_groups") or {})
     yield from _something_learned(config)
+    yield from _penalty_counts(config)
     yield from faults_of(config)
 
 
@@ -94,6 +96,27 @@ def _something_learned(config: DictConfig) -> Iterator[Broken]:
         yield Broken(
             f"{names[0]} must be above 0 where {names[1]} is 0, got 0: nothing would be learned",
             (f"{names[0]}=1", f"{names[1]}=1"),
+        )
+
+
+def _penalty_counts(config: DictConfig) -> Iterator[Broken]:
+    names = f"{KEY}.penalise", f"{KEY}.step_weight"
+    penalise, weight = (OmegaConf.select(config, name) for name in names)
+    if weight == 0 and penalise in PENALISE and PENALISE[penalise]:
+        yield Broken(
+            f"{names[0]} must be none where {names[1]} is 0, got {penalise!r}: the penalty is on turns, and only "
+            "sessions are compared",
+            (f"{names[0]}=none", f"{names[1]}=1"),
+        )
+
+
+def _no_filter(filter_groups: DictConfig | dict) -> Iterator[Broken]:
+    if filter_groups.get("enable"):
+        key = "algorithm.filter_groups.enable"
+        yield Broken(
+            f"{key}: verl's filter ends the run where all sessions of a task failed with their environment, and throws "
+            "away tasks whose sessions were all won, of which the shorter ones teach",
+            (f"{key}=False",),
         )
 
 

@@ -142,6 +142,10 @@ def refused(observation: Observation) -> Step:
     return Step(Observation(NOTHING_HAPPENS, observation.commands, observation.state), reward=0.0, done=False)
 
 
+class NoState(ValueError):
+    """A world does not tell what is asked for."""
+
+
 def state_key(observation: Observation, kind: str) -> str:
     """What the states of two turns of a task are compared by.
 
@@ -149,7 +153,8 @@ def state_key(observation: Observation, kind: str) -> str:
         kind: one of STATE_KEYS. The plainer, the more turns meet in groups, and the more groups mix different states.
 
     Raises:
-        ValueError: an unknown kind, or `state` where the world does not tell.
+        ValueError: an unknown kind.
+        NoState: `state` where the world does not tell.
     """
     if kind == FEEDBACK:
         return observation.text
@@ -158,5 +163,5 @@ def state_key(observation: Observation, kind: str) -> str:
     if kind != STATE:
         raise ValueError(f"state_key must be one of {', '.join(STATE_KEYS)}, got {kind!r}")
     if observation.state is None:
-        raise ValueError(f"state_key must be {FEEDBACK} or {FEEDBACK_AND_COMMANDS}: this world does not tell its state")
+        raise NoState(f"state_key must be {FEEDBACK} or {FEEDBACK_AND_COMMANDS}: this world does not tell its state")
     return observation.state

@@ -115,7 +115,11 @@ class Session:
         begin, deadline_s = time.monotonic(), self._limits.deadline_s
         self._is_answering = True
         try:
-            self._writer.write(wire.question(self._asked, question))
+            asked = wire.question(self._asked, question)
+        except TypeError as error:
+            raise EnvironmentFailed(REFUSED, f"the column task: {error}") from None
+        try:
+            self._writer.write(asked)
             kind, value = wire.unpacked(await self._line(deadline_s), self._asked)
         except TimeoutError:
             raise EnvironmentFailed(HUNG, f"no answer in {deadline_s:g} s") from None
@@ -127,7 +131,7 @@ class Session:
             self._asked += 1
             self.seconds += time.monotonic() - begin
         if kind in (REFUSED, CRASHED):
-            raise EnvironmentFailed(kind, str(value))
+            raise EnvironmentFailed(kind, str(value).strip())
         if kind != wanted:
             raise EnvironmentFailed(LIED, f"its answer must be of kind {wanted}, got {kind!r}")
         self._is_answering = False
@@ -220,12 +224,14 @@ class EnvironmentPool:
         self._numbers = itertools.count()
 
     @contextlib.asynccontextmanager
-    async def open(self, task: Mapping[str, Any]) -> AsyncIterator[Session]:
+    async def open(self, task: Any) -> AsyncIterator[Session]:
         """A session of a task whose `world` names the adapter; its process ends with the block.
 
         Raises:
             EnvironmentFailed: it could not begin.
         """
+        if not isinstance(task, Mapping):
+            raise EnvironmentFailed(REFUSED, f"the column task must hold a task with its `world`, got {task!r:.100}")
         async with self._slots:
             parent = await self._template(str(task.get("world")))
             ours, theirs = socket.socketpair()
