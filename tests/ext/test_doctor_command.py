@@ -11,7 +11,7 @@ from r3_ext import cli
 from r3_ext.doctor import command, entry, installation, machine, settings, storage
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
 from r3_ext.doctor.network import check_network
-from r3_ext.settings.compose import choices, compose_config
+from r3_ext.settings.compose import base_overrides, choices, compose_config
 from recipe.common.config import value_rules
 from tests.ext.doctored import as_json, levels, only, rows
 
@@ -121,7 +121,8 @@ class TestConfig:
         ],
     )
     def test_values_of_the_wrong_kind_are_the_only_findings(self, override, found):
-        findings = command.diagnose(compose_config(["+profile=embedded", "+method=r3", override]))
+        base = base_overrides("embedded", "hgpo") if "hgpo" in override else ["+profile=embedded", "+method=r3"]
+        findings = command.diagnose(compose_config([*base, override]))
         assert {(finding.level, finding.check) for finding in findings} == {(FAIL, "config")}
         assert sum(found in finding.found for finding in findings) == 1
 

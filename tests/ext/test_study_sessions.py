@@ -108,7 +108,7 @@ def test_the_plan_has_eight_worlds_of_its_own_that_every_check_takes(tmp_path):
     [study] = command.studies_of(args, design)
     command.check(study, "embedded")
     assert len(study.seeds) >= 8 and 0 not in study.seeds and study.tokens == 8000
-    assert {one.family for one in design.hypotheses} == {"main"}
+    assert {one.family for one in design.hypotheses} == {"main", "end"}
 
 
 def test_cells_become_a_record_tables_figures_and_verdicts_that_speak_of_turns(tmp_path, capsys):
@@ -126,6 +126,6 @@ def test_cells_become_a_record_tables_figures_and_verdicts_that_speak_of_turns(t
     assert not [word for word in ("eplay", "eflect", "R^3", "ranked", "generated tokens;") if word in said]
     assert (out / "main" / "curves.csv").read_text().startswith("arm,seed,turns,accuracy\n")
     assert json.loads((out / "verdicts.json").read_text())["hgpo_ends_above_grpo"]["verdict"] == "held"
-    assert {path.name for path in out.rglob("*.png")} == {"dots.png", "curves.png", "main.png"}
+    assert {path.name for path in out.rglob("*.png")} == {"dots.png", "curves.png", "main.png", "end.png"}
     curves = record.read_curves(out)
     assert curves["main/hgpo"][11][0].tolist() == [0, 400, 800]
