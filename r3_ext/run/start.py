@@ -108,7 +108,10 @@ class Start:
         own = f"{self.profile}_{self.mode}"
         name = own if (OWN_CONFIG / "mode" / f"{own}.yaml").is_file() else self.mode
         trainer = trainer_name(recipe_of(self.method).name, self.mode)
-        return [f"+mode={name}", f"trainer.v1.trainer_mode={trainer}"]
+        # A batch of sessions is one optimizer step; the mode has two from one sync to the next.
+        one = self.mode == SEPARATE_ASYNC and world.is_text(self.world)
+        steps = ["trainer.v1.separate_async.parameter_sync_step=1"] if one else []
+        return [f"+mode={name}", f"trainer.v1.trainer_mode={trainer}", *steps]
 
     def _attention(self) -> list[str]:
         """By what is installed at the first start; a later one keeps it."""

@@ -98,7 +98,7 @@ def test_a_run_keeps_its_mode_with_what_its_profile_needs_for_it(method, trainer
     folder = begin("--method", method, "--mode", "separate_async", "--run", "a")
     assert folder.parent.name == f"{method}_separate_async_embedded"
     config = compose_config(start_of("--run", "a").compose([]))
-    assert config.trainer.v1.trainer_mode == trainer
+    assert (config.trainer.v1.trainer_mode, config.trainer.v1.separate_async.parameter_sync_step) == (trainer, 2)
     engine = config.actor_rollout_ref.rollout.checkpoint_engine
     assert (engine.backend, config.ray_kwargs.ray_init.num_gpus) == ("ray", 2)
     for given in (
