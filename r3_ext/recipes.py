@@ -45,7 +45,7 @@ class Recipe:
     world: str = ""
     """What it trains on where nobody says, as `--world` has it; "": problems of one turn."""
     of_sessions: tuple[str, ...] = ()
-    """Those of its methods that can train on sessions of several turns."""
+    """Those of its methods that can train on sessions of several turns, too; where `world` is of sessions, all do."""
     prompts_added: str | None = None
     """`module:function` of (config): most prompts of a step that it adds to those of the data."""
     gone: str | None = None
@@ -128,7 +128,6 @@ HGPO = Recipe(
     rules="recipe.hgpo.config.hgpo_rules:all_rules",
     describer="recipe.hgpo.config.hgpo_config:describe",
     world="textworld",
-    of_sessions=("gigpo", "hgpo", "hgpo_release"),
     files={"algorithm.hgpo.episodes": "episodes.jsonl"},
     free=("algorithm.hgpo.episodes",),
 )
@@ -168,7 +167,7 @@ def plays_sessions(config: DictConfig) -> bool:
 def check_kind(method: str, world: str) -> None:
     """Raise ValueError where a method is of no use in a world, as --world has it."""
     recipe, is_text = recipe_of(method), is_text_world(world)
-    if is_text and method not in recipe.of_sessions:
+    if is_text and not recipe.world and method not in recipe.of_sessions:
         raise ValueError(
             f"--world {world}: {method} trains on answers of one turn; leave --world out, or take --method hgpo, gigpo "
             "or grpo"

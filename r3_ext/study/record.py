@@ -40,10 +40,9 @@ Cell = tuple[Curve, dict[str, int | str]]
 def read_curves(out: Path) -> Curves:
     """The curves of the complete cells, as the last summary left them; none before the first."""
     points: dict[str, dict[int, list]] = {}
-    rows = _read(out / CURVES, (*_CELL, "accuracy"))
+    rows = _read(out / CURVES)
     spent = _SPENT[TURNS if rows and _SPENT[TURNS] in rows[0] else TOKENS]
-    if rows and spent not in rows[0]:
-        raise ValueError(f"{out / CURVES}: the column {spent} is not there")
+    _has(out / CURVES, rows, (*_CELL, spent, "accuracy"))
     for number, row in enumerate(rows, start=2):
         cell = points.setdefault(row["arm"], {}).setdefault(int(row["seed"]), [])
         tokens, accuracy = float(row[spent]), float(row["accuracy"])
@@ -56,7 +55,9 @@ def read_curves(out: Path) -> Curves:
 def read_ledger(out: Path) -> Ledger:
     """What the complete cells did; cells recorded without it are absent, and so are columns of a later version."""
     found: Ledger = {}
-    for row in _read(out / LEDGER, _CELL):
+    rows = _read(out / LEDGER)
+    _has(out / LEDGER, rows, _CELL)
+    for row in rows:
         known = {column: int(row[column]) for column in COUNTS if column in row}
         known |= {COMMIT: row[COMMIT]} if COMMIT in row else {}
         found.setdefault(row["arm"], {})[int(row["seed"])] = known
@@ -176,7 +177,7 @@ def _sorted(cells: dict[str, dict], order: tuple[str, ...]) -> list[tuple]:
     ]
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+def _read(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     number = 1
@@ -188,9 +189,12 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
                 raise ValueError
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path}, line {number}: not the record of a study") from error
+    return rows
+
+
+def _has(path: Path, rows: list[dict[str, str]], columns: tuple[str, ...]) -> None:
     if rows and not set(columns) <= set(rows[0]):
         raise ValueError(f"{path}: the columns {', '.join(columns)} are not all there")
-    return rows
 
 
 def _write(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:

@@ -193,7 +193,7 @@ STUDY = [
     ("study --summarise --out empty", "holds no study"),
     ("study --summarise --out study_broken", "not the plan of a study"),
     ("study --summarise --out study_curves", "curves.csv, line 2"),
-    ("study --summarise --out study_columns", "the columns arm, seed, accuracy are not all there"),
+    ("study --summarise --out study_columns", "the columns arm, seed, generated_tokens, accuracy are not all there"),
     ("study --profile embedded --arms grpo --out study", "holds a study of other cells"),
     ("study --profile embedded --arms grpo --out file", "is a file or a link"),
     ("study trainer.total_epoch=1 --profile embedded --arms grpo", "nearest one is trainer.total_epochs"),

@@ -91,6 +91,13 @@ def own_sampler(sampler: DictConfig) -> Iterator[Broken]:
         )
 
 
+def no_filter(algorithm: DictConfig, why: str) -> Iterator[Broken]:
+    """why: what DAPO's filter does to the method."""
+    if (algorithm.get("filter_groups") or {}).get("enable"):
+        key = "algorithm.filter_groups.enable"
+        yield Broken(f"{key}: {why}", (f"{key}=False",))
+
+
 def groups(n: int) -> Iterator[Broken]:
     """Of a method that compares the answers to one prompt; n: `rollout.n`."""
     if n <= 1:

@@ -41,13 +41,10 @@ class FixedStepsMixin:
         """Positions of the rows of each group that must train in one optimizer step."""
         return []
 
-    def _prompts(self) -> int:
-        """Prompts of a batch; a training step has several batches where weights are synchronised less often."""
-        return self.config.data.train_batch_size // self.parameter_sync_step
-
     def _optimizer_steps(self) -> int:
         """Optimizer steps of one pass over a batch: the configured prompts per batch over those per mini-batch."""
-        return self._prompts() // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        return prompts // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Rows must split evenly over optimizer steps, data parallel ranks and fixed micro-batches, and no further."""

@@ -25,6 +25,10 @@ from recipe.common.modes import MODES, trainer_name
 from recipe.hgpo.config.hgpo_config import KEY, PENALISE, HGPOConfig, faults_of, load_hgpo_config
 
 OWN_MODULES = "recipe.hgpo.hgpo_trainer", "recipe.hgpo.agent_loop"
+FILTER_DOES = (
+    "verl's filter ends the run where all sessions of a task failed with their environment, and throws away tasks "
+    "whose sessions were all won, of which the shorter ones teach"
+)
 MAX_TURNS = f"{ROLLOUT}.multi_turn.max_assistant_turns"
 
 
@@ -70,7 +74,7 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
     yield from verl_rules.seeded(config.data)
     yield from turns_end(config)
-    yield from _no_filter(config.algorithm.get("filter_groups") or {})
+    yield from verl_rules.no_filter(config.algorithm, FILTER_DOES)
     yield from _something_learned(config)
     yield from _penalty_counts(config)
     yield from faults_of(config)
@@ -107,16 +111,6 @@ def _penalty_counts(config: DictConfig) -> Iterator[Broken]:
             f"{names[0]} must be none where {names[1]} is 0, got {penalise!r}: the penalty is on turns, and only "
             "sessions are compared",
             (f"{names[0]}=none", f"{names[1]}=1"),
-        )
-
-
-def _no_filter(filter_groups: DictConfig | dict) -> Iterator[Broken]:
-    if filter_groups.get("enable"):
-        key = "algorithm.filter_groups.enable"
-        yield Broken(
-            f"{key}: verl's filter ends the run where all sessions of a task failed with their environment, and throws "
-            "away tasks whose sessions were all won, of which the shorter ones teach",
-            (f"{key}=False",),
         )
 
 

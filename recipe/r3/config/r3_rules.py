@@ -36,6 +36,10 @@ from recipe.r3.config.r3_config import (
 )
 
 OWN_MODULES = "recipe.r3.r3_trainer", "recipe.r3.reflection"
+FILTER_DOES = (
+    "verl filters nothing with a custom sampler, which R^3 is, and replay repairs the dead groups that this (DAPO) "
+    "throws away"
+)
 ONE_TURN = "R^3 stores and replays answers of one turn"
 KEY, ROLLOUT, CORRECTION = "algorithm.r3", verl_rules.ROLLOUT, verl_rules.CORRECTION
 
@@ -94,7 +98,7 @@ def _on_verls_settings(config: DictConfig) -> Iterator[Broken]:
     correction = config.algorithm.get("rollout_correction") or {}
     yield from verl_rules.no_critic(config)
     yield from verl_rules.critic_settings(config)
-    yield from _no_filter(config.algorithm.get("filter_groups") or {})
+    yield from verl_rules.no_filter(config.algorithm, FILTER_DOES)
     yield from verl_rules.own_sampler(config.trainer.v1.sampler)
     yield from verl_rules.trainer_mode(config.trainer.v1.trainer_mode, [trainer_name("r3", mode) for mode in MODES])
     yield from verl_rules.modules_imported(config, OWN_MODULES)
@@ -170,16 +174,6 @@ def _rows_stay(correction: DictConfig | dict, r3: R3Config) -> Iterator[Broken]:
             "them: a group whose right answers are rejected would be taught by its wrong ones alone, and rescued by "
             "nothing",
             (f"{CORRECTION}.rollout_rs=null", f"{KEY}.replay.enable=False {KEY}.ranking.enable=False"),
-        )
-
-
-def _no_filter(filter_groups: DictConfig | dict) -> Iterator[Broken]:
-    if filter_groups.get("enable"):
-        key = "algorithm.filter_groups.enable"
-        yield Broken(
-            f"{key}: verl filters nothing with a custom sampler, which R^3 is, and replay repairs the dead groups that "
-            "this (DAPO) throws away",
-            (f"{key}=False",),
         )
 
 
