@@ -94,7 +94,7 @@ BASELINE = Recipe(
     entry="verl.trainer.main_ppo",
     config="recipe.common.config",
     base="baseline_trainer",
-    methods=("grpo", "dapo"),
+    methods=("grpo", "dapo", "ngrpo", "rl_zvp"),
     modules=("recipe.common.trainer.baseline",),
     of_sessions=("grpo",),
 )
@@ -104,7 +104,7 @@ R3 = Recipe(
     entry="recipe.r3.main_r3",
     config="recipe.r3.config",
     base="r3_trainer",
-    methods=("r3", "r3_paper"),
+    methods=("grpo_extra", "r3", "r3_paper"),
     modules=("recipe.r3.r3_trainer", "recipe.r3.reflection"),
     node="algorithm.r3",
     validator="recipe.r3.config.r3_rules:validate_r3_config",

@@ -76,13 +76,16 @@ class Run:
 
     @property
     def method(self) -> str:
-        """r3, dapo or grpo by the resolved config; the experiment's folder where there is none."""
+        """Name of its recipe, or dapo, grpo and the like, by the resolved config; without one, the experiment's folder."""
         if not self.config:
             return clean(self.folder.parent.name)
         recipe = recipe_of_trainer(self.config.get("trainer.v1.trainer_mode"))
         if recipe and recipe is not BASELINE:
             return recipe.name
-        return "dapo" if self.config.get("algorithm.filter_groups.enable") is True else "grpo"
+        if self.config.get("algorithm.filter_groups.enable") is True:
+            return "dapo"
+        estimator = self.config.get("algorithm.adv_estimator")
+        return estimator if estimator in BASELINE.methods else "grpo"
 
     @property
     def has_sessions(self) -> bool:

@@ -58,6 +58,10 @@ ARMS = {
         "dapo",
         embedded=("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
     ),
+    "ngrpo": Arm("NGRPO", "ngrpo"),
+    "rl_zvp": Arm("RL-ZVP", "rl_zvp"),
+    # What LTE compares itself with: is it the reflection, or are it the answers?
+    "grpo_extra": Arm("GRPO, further answers to all-wrong groups", "grpo_extra"),
     # GRPO with what is tuned for R^3: what the mechanisms add is not to be mixed up with a learning rate.
     "none": Arm("R^3 with all three off", "r3", _only()),
     "ccr": Arm("+CCR", "r3", _only("ccr")),

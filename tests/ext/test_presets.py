@@ -17,6 +17,7 @@ from r3_ext.doctor.speed import check_attention, check_log_probs
 from r3_ext.recipes import R3, check_kind
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import base_overrides, choices, compose_config
+from recipe.common.rivals.rl_zvp import RLZVPMixin
 from recipe.common.trainer.baseline import BaselineMixin, BaselineTrainer
 from recipe.common.trainer.finite import FiniteMixin
 from recipe.common.trainer.measured import LedgerMixin, MeasuredMixin
@@ -28,7 +29,7 @@ PROFILES = [
     *("embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_2x8x80gb", "gpu_4x80gb"),
     *("gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"),
 ]
-METHODS = ["dapo", "gigpo", "grpo", "hgpo", "hgpo_release", "r3", "r3_paper"]
+METHODS = ["dapo", "gigpo", "grpo", "grpo_extra", "hgpo", "hgpo_release", "ngrpo", "r3", "r3_paper", "rl_zvp"]
 WORLDS = ["embedded_textworld", "gpu_8x80gb_7b_textworld", "textworld"]
 MODES = ["colocate_async", "embedded_separate_async", "separate_async"]
 DEFAULT = "gpu_8x80gb"
@@ -226,8 +227,8 @@ def test_every_replica_takes_its_rows_at_once_where_the_cache_lets_it(composed):
 def test_grpo_is_verls_own_trainer(composed):
     config = composed(DEFAULT, "grpo")
     assert (config.trainer.v1.trainer_mode, config.algorithm.adv_estimator) == ("baseline", "grpo")
-    # Verl's own but for what it measures, how it ends, and the watch over its workers and numbers.
-    mixins = BaselineMixin, MeasuredMixin, FiniteMixin, StoppableMixin, LedgerMixin
+    # Verl's own but for what it measures, how it ends, and the watch over its workers and numbers; RL-ZVP has its name.
+    mixins = BaselineMixin, RLZVPMixin, MeasuredMixin, FiniteMixin, StoppableMixin, LedgerMixin
     assert BaselineTrainer.__mro__[1:] == (*mixins, *PPOTrainerSync.__mro__)
     own = [
         name for cls in (BaselineTrainer, BaselineMixin) for name in vars(cls) if not name.startswith(("__", "_abc"))
@@ -245,6 +246,34 @@ def test_dapo_is_grpo_with_dynamic_sampling_and_clip_higher(composed):
         "actor_rollout_ref.actor.clip_ratio_high": 0.28,
     }
     assert dapo["actor_rollout_ref.actor.loss_agg_mode"] == "token-mean"
+
+
+@pytest.mark.parametrize(
+    ("method", "changed"),
+    [
+        (
+            "ngrpo",
+            {
+                "algorithm.adv_estimator": "ngrpo",
+                "actor_rollout_ref.actor.clip_ratio_low": 0.16,
+                "actor_rollout_ref.actor.clip_ratio_high": 0.24,
+            },
+        ),
+        ("rl_zvp", {"algorithm.adv_estimator": "rl_zvp"}),
+    ],
+)
+def test_a_rescue_by_the_advantage_is_grpo_but_for_its_formula(composed, method, changed):
+    grpo, other = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("grpo", method))
+    assert {key: value for key, value in other.items() if grpo[key] != value} == changed
+
+
+def test_grpo_with_further_answers_is_r3_without_what_is_r3s(composed):
+    r3, other = (leaves(OmegaConf.to_container(composed(DEFAULT, name))) for name in ("r3", "grpo_extra"))
+    assert {key: value for key, value in other.items() if r3[key] != value} == {
+        "algorithm.r3.replay.enable": False,
+        "algorithm.r3.ranking.enable": False,
+        "algorithm.r3.reflection.ask": "plain",
+    }
 
 
 def test_the_literal_reading_of_the_paper_differs_in_these_settings_only(composed):

@@ -157,7 +157,10 @@ def test_what_may_change_in_mid_run_is_its_own_too(toy):
 def test_help_names_its_methods(toy, capsys):
     with pytest.raises(SystemExit):
         launch.parse(["--help"], False)
-    assert "{dapo,gigpo,grpo,hgpo,hgpo_release,r3,r3_paper,toy,toy_slow}" in capsys.readouterr().out
+    assert (
+        "{dapo,gigpo,grpo,grpo_extra,hgpo,hgpo_release,ngrpo,r3,r3_paper,rl_zvp,toy,toy_slow}"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_method_that_nobody_has_is_told_with_those_that_there_are(tmp_path):
@@ -165,7 +168,10 @@ def test_a_method_that_nobody_has_is_told_with_those_that_there_are(tmp_path):
     with pytest.raises(ValueError, match=f"--method must be one of {known}, got 'rrl'"):
         recipe_of("rrl")
     [finding] = doctor.examine("embedded", "rrl", [], tmp_path)
-    assert "--method must be one of dapo, gigpo, grpo, hgpo, hgpo_release, r3, r3_paper, got 'rrl'" in finding.found
+    assert (
+        "--method must be one of dapo, gigpo, grpo, grpo_extra, hgpo, hgpo_release, ngrpo, r3, r3_paper, rl_zvp, got 'rrl'"
+        in finding.found
+    )
 
 
 @pytest.mark.parametrize("recipe", [BASELINE, R3])

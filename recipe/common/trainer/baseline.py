@@ -17,6 +17,8 @@
 """
 
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
+from recipe.common.rivals import ngrpo  # noqa: F401  registers itself
+from recipe.common.rivals.rl_zvp import RLZVPMixin
 from recipe.common.trainer import engine, grpo_live  # noqa: F401  register themselves
 from recipe.common.trainer.finite import WatchedDetachActorWorker
 from recipe.common.trainer.measured import LedgerMixin, MeasuredMixin
@@ -27,7 +29,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 
-class BaselineMixin(MeasuredMixin, LedgerMixin):
+class BaselineMixin(RLZVPMixin, MeasuredMixin, LedgerMixin):
     """A trainer of verl's that trains as it always does."""
 
     def on_train_begin(self) -> None:
