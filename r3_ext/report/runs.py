@@ -76,7 +76,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """Name of its recipe, or dapo, grpo and the like, by the resolved config; without one, the experiment's folder."""
+        """Name of its recipe, or dapo, grpo and the like, by the resolved config; else the experiment's folder."""
         if not self.config:
             return clean(self.folder.parent.name)
         recipe = recipe_of_trainer(self.config.get("trainer.v1.trainer_mode"))

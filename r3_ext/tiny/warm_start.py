@@ -1,6 +1,7 @@
 r"""A small model that solves some problems always, some sometimes and some almost never, in a few minutes.
 
     python -m r3_ext.tiny.warm_start --cache .cache                         arithmetic, generated
+    python -m r3_ext.tiny.warm_start --cache .cache --world sorting         lists to put in order
     python -m r3_ext.tiny.warm_start --cache .cache --data train.parquet    rows of DeepScaleR
 
 Reinforcement learning needs pass rates between 0 and 1, and the machines this is for have no pretrained model. So the
@@ -16,6 +17,7 @@ Prompts of the recipe's reflection step occur too, with a higher share of right 
 
 import argparse
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -28,9 +30,9 @@ import pyarrow as pa
 from r3_ext.data import problems as problem_data
 from r3_ext.data import read, write
 from r3_ext.host.files import replacing, sha256
-from r3_ext.tiny import tasks, tiny_model
+from r3_ext.tiny import sorting, tasks, tiny_model
 from r3_ext.tiny.tasks import Lesson
-from r3_ext.tiny.world import World, parse
+from r3_ext.tiny.world import Sorting, World, parse
 from recipe.common.reward.answerable import FORMS, asked_forms, said
 from recipe.common.reward.judge import is_verls
 from recipe.common.reward.row_graders import grader_of
@@ -59,7 +61,7 @@ class WarmStart(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    world: World = World()
+    world: World | Sorting = World()
     rows: int = 128
     val_rows: int = 64
     steps: int = 480
@@ -89,14 +91,18 @@ class Course:
     """For the tokenizer."""
     batch: int
     """Examples of a step."""
+    share_of_steps: float = 1.0
+    """Of `Settings.steps`, as many as it takes."""
+    reflection: float | None = 1.0
+    """What prompts of the recipe's reflection step are worth (`World.reflection`). None: they do not occur."""
     foundation: float = 0.0
     """Share of the training that shows right answers only: what is never memorised cannot be failed now and then. Of
     arithmetic it would leave the right facts known, and GRPO would find them without a mechanism's help."""
 
 
-def arithmetic_course(settings: Settings) -> Course:
-    train, val = tasks.split_tasks(settings.rows, settings.val_rows, settings.world)
-    beliefs, held_out = tasks.Beliefs(settings.world), {task.problem for task in val}
+def arithmetic_course(settings: Settings, world: World) -> Course:
+    train, val = tasks.split_tasks(settings.rows, settings.val_rows, world)
+    beliefs, held_out = tasks.Beliefs(world), {task.problem for task in val}
 
     def draw(rng: random.Random, share: float) -> Lesson:
         is_quiet = share < QUIET_UNTIL
@@ -105,12 +111,27 @@ def arithmetic_course(settings: Settings) -> Course:
         return tasks.lesson(task, beliefs, is_quiet)
 
     texts = [text for task in train for text in (task.problem, task.solution())]
-    return Course(*arithmetic_tables(train, val), draw, texts, batch=8)
+    return Course(*arithmetic_tables(train, val), draw, texts, batch=8, reflection=world.reflection)
+
+
+def sorting_course(settings: Settings, world: Sorting) -> Course:
+    train, val = sorting.split_lists(settings.rows, settings.val_rows, world)
+    held_out, texts = {*val}, [text for x in train for text in (sorting.problem(x), sorting.solution(x))]
+    train_table, val_table = _tables(sorting.to_rows(train, "train"), sorting.to_rows(val, "val"))
+
+    def draw(rng: random.Random, share: float) -> Lesson:
+        return sorting.lesson(sorting.draw_shown(rng, held_out))
+
+    # A third of the steps leaves the longest lists unsolved.
+    return Course(train_table, val_table, draw, texts, batch=16, share_of_steps=1 / 3, reflection=None)
 
 
 def arithmetic_tables(train: list[tasks.Task], val: list[tasks.Task]) -> tuple[pa.Table, pa.Table]:
-    parts = (tasks.to_rows(train, "train"), tasks.to_rows(val, "val"))
-    train_table, val_table = (pa.Table.from_pylist(rows, schema=write.SCHEMA) for rows in parts)
+    return _tables(tasks.to_rows(train, "train"), tasks.to_rows(val, "val"))
+
+
+def _tables(train: list[dict], val: list[dict]) -> tuple[pa.Table, pa.Table]:
+    train_table, val_table = (pa.Table.from_pylist(rows, schema=write.SCHEMA) for rows in (train, val))
     return train_table, val_table
 
 
@@ -201,20 +222,21 @@ def reflection_templates() -> list[str]:
 
 
 def make_example(
-    tokenizer, lesson: Lesson, reflection: list[str] | None, settings: Settings, rng: random.Random, always_right: bool
+    tokenizer, lesson: Lesson, reflection: list[str] | None, worth: float, most: int, rng: random.Random, is_right: bool
 ) -> tiny_model.Example:
-    """One lesson as token ids; with `reflection` the prompt holds a failed attempt and success is likelier."""
+    """One lesson as token ids, at most `most` of its answer; with `reflection`, templates, the prompt holds a failed
+    attempt, and success is likelier by what it is worth."""
     *before, asked = lesson.messages
     content, boost = asked["content"], 0.0
     if reflection:
         is_cut_off = rng.random() < CUT_OFF_SHARE
         attempt = (lesson.endless if is_cut_off else lesson.wrong)(rng)[:160]
         content = reflection[is_cut_off].replace("{question}", content).replace("{attempt}", attempt)
-        boost = REFLECTION_BOOST * settings.world.reflection
+        boost = REFLECTION_BOOST * worth
     prompt = tiny_model.prompt_text(tokenizer, [*before, {**asked, "content": content}])
-    answer = lesson.attempt(rng, 1.0 if always_right else boost) + tokenizer.eos_token
+    answer = lesson.attempt(rng, 1.0 if is_right else boost) + tokenizer.eos_token
     ids = tokenizer([prompt, answer], add_special_tokens=False)["input_ids"]
-    return tiny_model.Example(ids[0], ids[1][: settings.max_answer_tokens])
+    return tiny_model.Example(ids[0], ids[1][:most])
 
 
 def prepare(
@@ -246,7 +268,8 @@ def prepare(
 def course(data: str | Path | None, settings: Settings, exclude: Iterable[str] = ()) -> Course:
     """What is taught: the generated arithmetic, or problems of `data`. Raises ValueError as `prepare` does."""
     if not data:
-        return arithmetic_course(settings)
+        world = settings.world
+        return sorting_course(settings, world) if isinstance(world, Sorting) else arithmetic_course(settings, world)
     rows = read.read_rows(str(data))[0]
     return recall_course(rows, str(data), settings, problem_data.overlap_keys(exclude))
 
@@ -256,7 +279,7 @@ def problems(cache_dir: str | Path) -> tuple[Path, Path]:
     settings = Settings()
     key = key_of({"version": VERSION, **asdict(settings)})
     train, val = (Path(cache_dir) / f"arithmetic-{key}" / f"{name}.parquet" for name in ("train", "val"))
-    tables = arithmetic_tables(*tasks.split_tasks(settings.rows, settings.val_rows, settings.world))
+    tables = arithmetic_tables(*tasks.split_tasks(settings.rows, settings.val_rows, World()))
     for path, table in zip((train, val), tables, strict=True):
         write.write_table(path, table)
     return train, val
@@ -281,16 +304,19 @@ def teach(folder: Path, course: Course, templates: list[str], settings: Settings
     model = tiny_model.build_model(tokenizer, settings.world.seed)
     rng = random.Random(settings.world.seed)
 
+    worth, most = course.reflection, settings.max_answer_tokens
+
     def next_batch(share: float) -> list[tiny_model.Example]:
         foundation = share < course.foundation
         examples = []
         for _ in range(course.batch):
-            reflects = share >= REFLECTION_FROM and rng.random() < settings.reflection_share
-            lesson, wanted = course.draw(rng, share), templates if reflects else None
-            examples.append(make_example(tokenizer, lesson, wanted, settings, rng, foundation))
+            may_reflect = worth is not None and share >= REFLECTION_FROM
+            wanted = templates if may_reflect and rng.random() < settings.reflection_share else None
+            lesson = course.draw(rng, share)
+            examples.append(make_example(tokenizer, lesson, wanted, worth or 0.0, most, rng, foundation))
         return examples
 
-    report = tiny_model.train(model, next_batch, settings.steps)
+    report = tiny_model.train(model, next_batch, math.ceil(settings.steps * course.share_of_steps))
     tiny_model.save(model, tokenizer, folder)
     return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **report}
 

@@ -5,8 +5,10 @@ fields say how much there is of what R^3 repairs, and each has a neutral value a
 
     seed=3,mistaken=0,reflection=0.5        what is not named has its default
 
-Or a world of text games, played in several turns (r3_ext/worlds):
+Or of lists to put in order (sorting.py), in which nothing is built in about mistakes and reflection; or of text games,
+played in several turns (r3_ext/worlds):
 
+    sorting,seed=3
     textworld,seed=3
 """
 
@@ -38,14 +40,11 @@ class World:
         for name in ("mistaken", "reflection", "overlong", "stuck"):
             _require(0 <= (value := getattr(self, name)) <= 1, name, "from 0 to 1", value)
         for name in ("train", "val"):
-            low, _, high = (text := getattr(self, name)).partition("-")
-            ok = low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= LEVELS
-            _require(ok, name, f"two numbers of steps from 1 to {LEVELS}, such as 1-{LEVELS}", text)
+            _require_levels(name, getattr(self, name), "steps", 1, LEVELS)
 
     def levels(self, split: str) -> range:
         """Numbers of steps of the problems of `train` or `val`."""
-        low, high = map(int, getattr(self, split).split("-"))
-        return range(low, high + 1)
+        return _levels(getattr(self, split))
 
     def __str__(self) -> str:
         """The text that `parse` reads: what differs from the default."""
@@ -53,7 +52,28 @@ class World:
         return ",".join(f"{name}={value}" for name, value in named.items() if value != getattr(World, name))
 
 
-TEXTWORLD = "textworld"
+TEXTWORLD, SORTING = "textworld", "sorting"
+SHORTEST, LONGEST = 2, 9
+"""Lists of a world of sorting."""
+
+
+@dataclass(frozen=True)
+class Sorting:
+    seed: int = 0
+    """Draws the model and the lists."""
+    train: str = "4-9"
+    """Lengths of the lists to train on, as LOWEST-HIGHEST."""
+    val: str = "4-9"
+    """Lengths of the lists to validate on."""
+
+    def __post_init__(self):
+        _require(self.seed >= 0, "seed", "at least 0", self.seed)
+        for name in ("train", "val"):
+            _require_levels(name, getattr(self, name), "digits", SHORTEST, LONGEST)
+
+    def levels(self, split: str) -> range:
+        """Lengths of the lists of `train` or `val`."""
+        return _levels(getattr(self, split))
 
 
 @dataclass(frozen=True)
@@ -70,15 +90,20 @@ def is_text(text: str | None) -> bool:
     return (text or "").partition(",")[0] == TEXTWORLD
 
 
-def parse(text: str) -> World | TextWorld:
+KINDS = {TEXTWORLD: TextWorld, SORTING: Sorting}
+"""By the first word of a text; any other text is of a `World`."""
+
+
+def parse(text: str) -> World | Sorting | TextWorld:
     """The world of a text; "" is the default one.
 
     Raises:
         ValueError: a name that is no field, or a value that it cannot have, in one sentence.
     """
-    cls = TextWorld if is_text(text) else World
+    kind = text.partition(",")[0]
+    cls = KINDS.get(kind, World)
     known, values = {field.name: field.type for field in fields(cls)}, {}
-    for part in filter(None, text.removeprefix(TEXTWORLD).split(",")):
+    for part in filter(None, text.removeprefix(kind if kind in KINDS else "").split(",")):
         name, equals, value = part.partition("=")
         if name not in known or not equals:
             raise ValueError(f"--world {text}: {part!r} is not one of {', '.join(f'{name}=...' for name in known)}")
@@ -89,6 +114,17 @@ def parse(text: str) -> World | TextWorld:
         except ValueError:
             raise ValueError(f"--world {name} must be a number, got {value!r}") from None
     return cls(**values)
+
+
+def _levels(text: str) -> range:
+    low, high = map(int, text.split("-"))
+    return range(low, high + 1)
+
+
+def _require_levels(name: str, text: str, of: str, least: int, most: int) -> None:
+    low, _, high = text.partition("-")
+    ok = low.isdecimal() and high.isdecimal() and least <= int(low) <= int(high) <= most
+    _require(ok, name, f"two numbers of {of} from {least} to {most}, such as {least}-{most}", text)
 
 
 def _require(ok: bool, name: str, rule: str, value: object) -> None:

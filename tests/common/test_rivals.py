@@ -1,4 +1,4 @@
-"""The formulas of others that rescue groups without signal by their advantages: by hand, in any order, by slow loops."""
+"""The formulas of others that rescue groups without signal by advantages: by hand, in any order, by slow loops."""
 
 import statistics
 
