@@ -254,7 +254,8 @@ SECTIONS = (
      "Trust a gain that leaves the shaded interval: 95 % over problems (bootstrap) for a single run, over seeds "
      "for several."),
     ("groups", "What became of the groups", add_groups,
-     "Every step's groups add up to the full height; those still dead at the top taught nothing of right and wrong. "
+     "Every step's groups add up to the full height; those still dead at the top taught nothing of right and wrong "
+     "(ngrpo and rl_zvp train them by their outcome). "
      "The all wrong are what R^3 is for; the all right it leaves alone, unless replay.outcome says otherwise."),
     ("lengths", "Length and truncation", _lines(*LENGTHS),
      "Longer or more truncated answers without better accuracy are the alarm, shorter ones at equal accuracy the "

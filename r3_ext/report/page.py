@@ -11,8 +11,9 @@ from r3_ext.report import episodes, session_words
 from r3_ext.report.bands import FENCE, MOST_POINTS, SMOOTH_FROM
 from r3_ext.report.draw import panel_svg
 from r3_ext.report.findings import details, facts, findings, headline
-from r3_ext.report.opening import LABELS, cautions, opening
+from r3_ext.report.opening import LABELS, opening
 from r3_ext.report.panels import Section, color_of
+from r3_ext.report.run_facts import cautions
 from r3_ext.report.runs import Arm, Run, all_play
 
 TITLES = TITLE, TITLE_OF_SESSIONS = "R³ training report", "Training report: sessions"

@@ -45,7 +45,8 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     if summary["steps"]:
-        from r3_ext.report.opening import cautions, opening  # import scipy, which is slow
+        from r3_ext.report.opening import opening  # imports scipy, which is slow
+        from r3_ext.report.run_facts import cautions
         from r3_ext.report.runs import Arm, load_run
 
         told = load_run(folder)

@@ -8,7 +8,7 @@ import pytest
 
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import append, held
-from r3_ext.report.opening import cautions, state_of
+from r3_ext.report.run_facts import cautions, state_of
 from r3_ext.report.runs import load_run
 from r3_ext.run import command as launch
 from tests.ext.opened import end, rows_of, run_of, said, start, step

@@ -97,6 +97,12 @@ def test_a_baseline_says_what_was_lost():
     assert try_next.startswith("Stay with this method on these problems: 6.25 % of the groups were dead")
 
 
+def test_a_method_that_trains_groups_without_contrast_is_not_said_to_learn_nothing_from_them():
+    for method, title in (("ngrpo", "NGRPO"), ("rl_zvp", "RL-ZVP")):
+        _, did, _ = said(run_of(rows_of([0.25, 0.5], left=10), GRPO | {"algorithm.adv_estimator": method}))
+        assert did.endswith(f"all right or all wrong, and {title} trained them by their outcome.")
+
+
 def test_what_dynamic_sampling_threw_away_was_dead():
     rows = rows_of([0.25, 0.5], dead=0, left=0, **{"training/filter_groups/evicted_samples": 4.0})
     _, did, try_next = said(run_of(rows, GRPO | {"algorithm.filter_groups.enable": True}))

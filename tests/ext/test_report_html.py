@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from r3_ext.record.folder import append
-from r3_ext.report import opening
+from r3_ext.report import opening, run_facts
 from r3_ext.report.command import main, write
 from r3_ext.report.runs import Arm, ReportError, load_run
 from r3_ext.run.finish import report_line
@@ -68,7 +68,7 @@ def test_the_page_opens_with_what_to_know_and_three_sentences(tmp_path):
     append(folder, "start", folder=str(folder), files={}, arguments=arguments)
     append(folder, "end", seconds=1.0, exit_code=75)
     run = load_run(folder)
-    (caution,) = opening.cautions([run])
+    (caution,) = run_facts.cautions([run])
     sentences = [text.replace("`", "") for text in opening.opening([Arm("r3", [run])])]
     text = Tags(page_of([folder])).text
     places = [text.index(part) for part in (caution, *sentences, "Training dynamics", "What was run")]
