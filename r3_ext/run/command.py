@@ -83,8 +83,8 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("for a study, on the problems and the tiny model that are made here")
     group.add_argument(
         "--world",
-        help="what the tiny model knows and how it fails, such as seed=3,mistaken=0 (r3_ext/tiny/world.py); or games\n"
-        "that are played in several turns: textworld, or textworld,seed=3",
+        help="what the tiny model knows and how it fails, such as seed=3,mistaken=0 (r3_ext/tiny/world.py); or lists\n"
+        "to put in order: sorting; or games that are played in several turns: textworld. Both take seed=3, too",
     )
     group.add_argument("--warm-start-steps", type=int, help="training of the tiny model (default: 480)")
     group.add_argument("--until-tokens", type=int, help="end at the first validation after so many generated tokens")
