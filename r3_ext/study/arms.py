@@ -65,6 +65,8 @@ ARMS = {
     # GRPO with what is tuned for R^3: what the mechanisms add is not to be mixed up with a learning rate.
     "none": Arm("R^3 with all three off", "r3", _only()),
     "ccr": Arm("+CCR", "r3", _only("ccr")),
+    # Does it matter that it is the same prompt?
+    "any_prompt": Arm("Replay of right answers to any prompt", "r3", (*_only("ccr"), *_replay(outcome="any_prompt"))),
     "isr": Arm("+ISR", "r3", _only("isr")),
     "serr": Arm("+SERR", "r3", _only("serr")),
     "r3": Arm("R^3, all three", "r3"),

@@ -51,7 +51,7 @@ from recipe.common.trainer.workers import (
     CountingDetachActorWorker,
 )
 from recipe.r3.alarms import WARN_AFTER_STEPS, DeadGroupAlarm, LengthAlarm
-from recipe.r3.config.r3_config import AT_ONCE, NEXT_STEP, NEXT_VISIT, describe
+from recipe.r3.config.r3_config import ANY_PROMPT, AT_ONCE, NEXT_STEP, NEXT_VISIT, describe
 from recipe.r3.config.r3_rules import validate_r3_config
 from recipe.r3.data_checks import check_data
 from recipe.r3.history.store import History, tokenizer_fingerprint
@@ -66,6 +66,7 @@ from recipe.r3.replay.buffer_async import R3ReplayBufferAsync
 from recipe.r3.replay.draw import Replayer
 from recipe.r3.replay.holding import FILE as HELD
 from recipe.r3.replay.holding import Holder
+from recipe.r3.replay.prompts import Prompts
 from recipe.r3.replay.ways import Ways
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -146,17 +147,21 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         self.replay_buffer.reading = Reading.of(self.config, self.tokenizer)
         rows = self.train_dataset.dataframe
         check_data(rows, self.config, self.tokenizer, self.processor)
-        self.train_dataset.dataframe = with_query_ids(rows, self.config.data.prompt_key)
+        self.train_dataset.dataframe = rows = with_query_ids(rows, self.config.data.prompt_key)
+        data, kwargs = self.config.data, dict(self.config.data.get("apply_chat_template_kwargs") or {})
+        if self.r3.replay.outcome == ANY_PROMPT:
+            of_rows = Prompts(rows, data.prompt_key, self.tokenizer, kwargs, data.max_prompt_length)
+            self.replay_buffer.replayer.prompts = of_rows
         if self.r3.reflection.enable:
             self.planner = ReflectionPlanner(
                 self.r3.reflection,
                 self.history,
                 self.tokenizer,
-                template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
+                template_kwargs=kwargs,
                 default_agent=self.config.actor_rollout_ref.rollout.agent.default_agent_loop,
-                batch_size=self.config.data.train_batch_size,
-                budget=self.config.data.max_prompt_length,
-                seed=self.config.data.seed,
+                batch_size=data.train_batch_size,
+                budget=data.max_prompt_length,
+                seed=data.seed,
             )
             self._ask_sooner(self.planner)
 

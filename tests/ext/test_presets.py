@@ -273,6 +273,8 @@ def test_grpo_with_further_answers_is_r3_without_what_is_r3s(composed):
         "algorithm.r3.replay.enable": False,
         "algorithm.r3.ranking.enable": False,
         "algorithm.r3.reflection.ask": "plain",
+        "algorithm.r3.reflection.min_attempts": 1000000,
+        "algorithm.r3.reflection.rounds": None,
     }
 
 

@@ -50,6 +50,7 @@ def _require(ok: bool, key: str, rule: str, value: Any) -> None:
 
 WHEN = NEXT_VISIT, NEXT_STEP, AT_ONCE = "next_visit", "next_step", "at_once"
 ADAPTIVE = "adaptive"
+ANY_PROMPT = "any_prompt"
 ASK = REFLECTION, PLAIN, ADAPTIVE
 
 ATTEMPT_WORDS = (
@@ -94,7 +95,8 @@ class ReplayConfig(BaseConfig):
     (TOPR, arXiv 2503.14286, does so answer by answer). It acts with replay.outcome=both or wrong alone."""
     outcome: str = "correct"
     """[U] Replay `correct` answers only, into all-wrong groups, `wrong` ones only, or `both` as the paper does. A wrong
-    answer of long ago teaches an all-right group little, and pushes down what right ones share with it."""
+    answer of long ago teaches an all-right group little, and pushes down what right ones share with it. `any_prompt`
+    replays correct ones to any query, each under its own prompt (as POPO does, arXiv 2606.01281): to compare with."""
     trains: str = "replayed"
     """[U] Which rows of a group with replayed rows take their advantage from eq. (3): `replayed`, `fresh` or `all`, as
     in the paper. With `replayed` the fresh ones keep what GRPO gives them; with `fresh` the others enter mean and std
@@ -116,7 +118,7 @@ class ReplayConfig(BaseConfig):
         ok = self.reflected_unless is None or is_pattern(self.reflected_unless)
         _require(ok, "replay.reflected_unless", "be a regular expression or null", self.reflected_unless)
         names = {
-            "outcome": ("both", "correct", "wrong"),
+            "outcome": (ANY_PROMPT, "both", "correct", "wrong"),
             "trains": ("all", "fresh", "replayed"),
             "correction": ("current", "tapered"),
         }
@@ -228,7 +230,7 @@ class R3Config(BaseConfig):
     @property
     def is_tapered(self) -> bool:
         """Whether there can be rows whose advantage is tapered: wrong ones."""
-        return self.replay.enable and self.replay.correction == "tapered" and self.replay.outcome != "correct"
+        return self.replay.enable and self.replay.correction == "tapered" and self.replay.outcome in ("both", "wrong")
 
 
 def describe(r3: R3Config) -> list[str]:
@@ -236,7 +238,8 @@ def describe(r3: R3Config) -> list[str]:
     correction = "the current policy's" + (
         "; wrong ones weigh less once unlikely" if r3.is_tapered else ", as for fresh ones"
     )
-    answers = {"both": "answers", "correct": "right answers", "wrong": "wrong answers"}[r3.replay.outcome]
+    kinds = {"both": "answers", "correct": "right answers", "wrong": "wrong answers"}
+    answers = kinds.get(r3.replay.outcome, "right answers to any query")
     replay = f"k={r3.replay.k} {answers}, their old log-probs: {correction}"
     reflection = f"below {r3.reflection.threshold:g} after {r3.reflection.min_attempts} attempts"
     if r3.reflection.when != NEXT_VISIT:

@@ -26,6 +26,7 @@ from recipe.common.modes import MODES, SYNC, is_async, trainer_name
 from recipe.common.outcome import correct_from
 from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.config.r3_config import (
+    ANY_PROMPT,
     AT_ONCE,
     NEXT_STEP,
     NEXT_VISIT,
@@ -125,6 +126,7 @@ def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:
     yield from _not_recorded(r3.reflection, config)
     yield from _groups_whole(actor, r3)
     yield from _taper_knows(rollout, r3)
+    yield from _any_prompt_alone(r3)
 
 
 def _estimator(name: str) -> Iterator[Broken]:
@@ -269,4 +271,13 @@ def _taper_knows(rollout: DictConfig, r3: R3Config) -> Iterator[Broken]:
         yield Broken(
             f"{KEY}.replay.correction: tapered needs stored log-probs",
             (f"{verl_rules.CALCULATE}=True", f"{KEY}.replay.correction=current"),
+        )
+
+
+def _any_prompt_alone(r3: R3Config) -> Iterator[Broken]:
+    if r3.replay.enable and r3.replay.outcome == ANY_PROMPT and r3.reflection.enable:
+        yield Broken(
+            f"{KEY}.replay.outcome: {ANY_PROMPT} finds an answer for every dead group, so that none is left to be "
+            "asked again",
+            (f"{KEY}.reflection.enable=False", f"{KEY}.replay.outcome=correct"),
         )

@@ -53,7 +53,7 @@ def transfer(db: sqlite3.Connection, query_id: str) -> Transfer | None:
 
 def candidates(
     db: sqlite3.Connection,
-    query_id: str,
+    query_id: str | None,
     correct: bool | None,
     variants: tuple[str, ...],
     max_length: int | None,
@@ -62,10 +62,11 @@ def candidates(
     """Ids of the samples that can be drawn, oldest first; see `History.draw`."""
     outcomes = (0, 1) if correct is None else (int(correct),)
     marks = [", ".join("?" * len(values)) for values in (variants, outcomes)]
+    of_query, ids = ("", ()) if query_id is None else ("query_id = ? AND ", (query_id,))
     rows = db.execute(
-        f"SELECT id FROM samples WHERE query_id = ? AND variant IN ({marks[0]}) AND correct IN ({marks[1]}) "
+        f"SELECT id FROM samples WHERE {of_query}variant IN ({marks[0]}) AND correct IN ({marks[1]}) "
         "AND evicted IS NULL AND length <= ? AND version >= ? ORDER BY id",
-        (query_id, *variants, *outcomes, max_length if max_length is not None else 1 << 62, min_version),
+        (*ids, *variants, *outcomes, max_length if max_length is not None else 1 << 62, min_version),
     )
     return [sample_id for (sample_id,) in rows]
 

@@ -200,7 +200,7 @@ class History:
 
     def draw(
         self,
-        query_id: str,
+        query_id: str | None,
         correct: bool | None,
         k: int,
         rng: random.Random,
@@ -209,7 +209,8 @@ class History:
         min_version: int = -1,
         accepts: Callable[[Sample], bool] | None = None,
     ) -> list[Sample]:
-        """At most `k` stored samples of the query with that outcome (None: any), uniformly and without replacement.
+        """At most `k` stored samples of the query (None: of any) with that outcome (None: any), uniformly and without
+        replacement.
 
         Args:
             max_length: samples of more tokens are passed over.

@@ -182,7 +182,7 @@ class CrossContextReplayMixin(CountDiscardedMixin):
             free = 1 + max(member.session for member in members)
             for session, sample in enumerate(replay.samples, start=free):
                 keys.append(str(RowKey(members[0].uid, session)))
-                rows.append(replayed_row(template, sample, session))
+                rows.append(replayed_row(template, sample, session, self.replayer.prompt_of(sample)))
                 tags.append(replayed_tag(batch.tags[replay.positions[0]], sample, rows[-1], step))
         queue.write(batch.partition_id, keys, rows, tags)
         return KVBatchMeta(

@@ -16,11 +16,17 @@
 import random
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
+
 from recipe.common.outcome import dead_outcome
 from recipe.common.rows import PLAIN, REFLECTION, RowTag, groups_of
-from recipe.r3.config.r3_config import ReplayConfig
+from recipe.r3.config.r3_config import ANY_PROMPT, ReplayConfig
 from recipe.r3.history.store import History, Sample
+from recipe.r3.replay.prompts import Prompts
 from recipe.r3.replay.rows import Replay
+
+RIGHT = "correct", ANY_PROMPT
+"""Outcomes of `replay.outcome` that are for all-wrong groups alone."""
 
 
 class Replayer:
@@ -46,6 +52,8 @@ class Replayer:
         self.seed = seed
         self.max_response_length = max_response_length
         self.decode = decode
+        self.prompts: Prompts | None = None
+        """Of the training set, where answers to any query are replayed."""
         self.passed_over = 0
         """Answers of this step that `replay.reflected_unless` kept from being drawn."""
         self._step, self._batch = -1, 0
@@ -71,7 +79,7 @@ class Replayer:
         groups = groups_of(keys, tags).values()
         for positions in sorted(groups, key=lambda positions: (tags[positions[0]].group, tags[positions[0]].variant)):
             outcome = dead_outcome([tags[position] for position in positions])
-            if outcome is None or self.config.outcome not in ("both", "wrong" if outcome else "correct"):
+            if outcome is None or self.config.outcome not in ("both", *(("wrong",) if outcome else RIGHT)):
                 continue
             if samples := self._draw(tags[positions[0]], not outcome, rng, new):
                 replays.append(Replay(positions, samples))
@@ -91,21 +99,29 @@ class Replayer:
         # Another answer to a reflection prompt would speak of the attempt that its own prompt showed.
         is_plain = tag.variant == PLAIN
         accepts = self._fits_plain_prompt if is_plain and config.reflected_unless else None
+        of_any = config.outcome == ANY_PROMPT
         samples = self.history.draw(
-            tag.group,
+            None if of_any else tag.group,
             correct,
             config.k,
             rng,
-            variants=(PLAIN, REFLECTION) if is_plain else (PLAIN,),
+            variants=(PLAIN, REFLECTION) if is_plain and not of_any else (PLAIN,),
             max_length=self.max_response_length,
             min_version=-1 if config.max_age is None else self._step - 1 - config.max_age,
-            accepts=accepts,
+            accepts=self._has_prompt if of_any else accepts,
         )
         if not (config.same_step and is_plain and correct and len(samples) < config.k):
             return samples
         found = [s for s in new if s.variant == REFLECTION and s.correct and s.query_id == tag.group]
         found = sorted(filter(accepts, found), key=lambda sample: sample.tokens.tolist())  # they arrive in any order
         return samples + rng.sample(found, min(config.k - len(samples), len(found)))
+
+    def _has_prompt(self, sample: Sample) -> bool:
+        return self.prompts is not None and sample.query_id in self.prompts
+
+    def prompt_of(self, sample: Sample) -> torch.Tensor | None:
+        """(P,) ids of the prompt that a sample is replayed under; None: that of the group which it joins."""
+        return self.prompts[sample.query_id] if self.prompts is not None else None
 
     def _fits_plain_prompt(self, sample: Sample) -> bool:
         """Whether the text of an answer born under reflection speaks of nothing that only its own prompt showed."""

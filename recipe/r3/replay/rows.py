@@ -59,13 +59,14 @@ def sample_of(row: dict, tag: RowTag, verls: dict, step: int) -> Sample | None:
     )
 
 
-def replayed_row(template: dict, sample: Sample, session: int) -> dict:
-    """Every field of a row that holds the stored response under the prompt of `template`, a fresh row of the group.
+def replayed_row(template: dict, sample: Sample, session: int, prompts: torch.Tensor | None = None) -> dict:
+    """Every field of a row that holds the stored response under the prompt of `template`, a fresh row of the group, or
+    under `prompts`, the (P,) ids of another.
 
     The `uid` field, by which advantages are grouped, is the fresh row's: it differs from the uid in the key where verl
     replays recorded rollouts (`skip.rollout_tq`).
     """
-    row, prompts = dict(template), template["prompts"]
+    row, prompts = dict(template), template["prompts"] if prompts is None else prompts
     responses = torch.from_numpy(sample.tokens.astype("int64"))
     input_ids = torch.cat([prompts, responses])
     mask = torch.ones_like(responses)
@@ -73,6 +74,7 @@ def replayed_row(template: dict, sample: Sample, session: int) -> dict:
     row.update(
         uid=str(replace(TrainedUid.parse(template["uid"]), is_replayed=True)),
         session_id=session,
+        prompts=prompts,
         responses=responses,
         input_ids=input_ids,
         position_ids=compute_position_id_with_mask(torch.ones_like(input_ids).unsqueeze(0)).squeeze(0),
