@@ -1,0 +1,180 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Where an answer is cut, which cuts are worth a restart, and which stored states are drawn: pure functions on arrays.
+
+An answer has L tokens. A cut t keeps `tokens[:t]`, 1 <= t < L; the state there is the prompt and what is kept.
+`values[t]` is the critic's value of that state, `values[0]` of the prompt alone. V: size of the vocabulary. N: states
+or answers.
+"""
+
+import random
+import unicodedata
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+ENDS, STOPS, DIGIT = 1, 2, 4
+"""Bits of a token: it ends in a newline; it ends in a full stop; it begins with a digit."""
+FULL_STOPS = (".", "。", "।", "۔")
+GAIN, RAW = "gain", "raw"
+SCORES = (GAIN, RAW)
+LADDER = tuple(eighths / 8 for eighths in range(1, 8))
+"""Shares of a right answer that a restart may keep."""
+ROUNDING = 1e-9
+"""0.1 * 30 is above 3 in floats; the third of 30 tokens is at a tenth all the same."""
+
+
+def step_ends(texts: Sequence[str], special: Collection[int]) -> np.ndarray:
+    """What each token says about the end of a step; computed once for a tokenizer.
+
+    texts ["a", "b.\\n", ".", "5"], special []: [0, ENDS, STOPS, DIGIT].
+
+    Args:
+        texts: (V,) what each token id stands for.
+        special: ids that never end a step, those of end and padding among them.
+
+    Returns:
+        (V,) uint8 bits, for `cut_points`.
+    """
+    bits_V = np.zeros(len(texts), dtype=np.uint8)
+    for token, text in enumerate(texts):
+        written = text.rstrip(" \t\r")
+        if written.endswith("\n"):
+            bits_V[token] |= ENDS
+        elif written.endswith(FULL_STOPS):
+            bits_V[token] |= STOPS
+        if text[:1] and unicodedata.category(text[0]) == "Nd":
+            bits_V[token] |= DIGIT
+    bits_V[[token for token in special if token < len(texts)]] = 0
+    return bits_V
+
+
+def cut_points(
+    tokens_L: np.ndarray,
+    ends_V: np.ndarray,
+    *,
+    room: int,
+    max_length: int,
+    lowest: float = 0.05,
+    highest: float = 0.8,
+    never: Collection[int] = (),
+) -> np.ndarray:
+    """The cuts t at which a step has ended: after a newline, or after a full stop that no digit follows (3.14).
+
+    Tokens "a" "." "b" "." "c", lowest 0, highest 1, enough room: [2, 4]; highest 0.6: [2].
+
+    Args:
+        tokens_L: (L,) ids of an answer. Ids of V and above, which pad an embedding, end no step.
+        ends_V: of `step_ends`.
+        room: tokens that the rest of the answer must have: max_length - t >= room.
+        max_length: of prefix and rest together.
+        lowest, highest: share of the answer that a prefix has at least and at most.
+        never: ids that no prefix may hold, as the end of thinking: only cuts before the first of them count.
+
+    Returns:
+        Sorted int64 positions, perhaps none.
+    """
+    tokens_L = np.asarray(tokens_L, dtype=np.int64)
+    length = len(tokens_L)
+    known_L = tokens_L < len(ends_V)
+    bits_L = np.where(known_L, np.asarray(ends_V, dtype=np.uint8)[np.where(known_L, tokens_L, 0)], 0)
+    within_number_L = np.append(bits_L[1:] & DIGIT > 0, False)
+    ended_L = (bits_L & ENDS > 0) | ((bits_L & STOPS > 0) & ~within_number_L)
+    cuts = np.flatnonzero(ended_L) + 1
+    barred = np.flatnonzero(np.isin(tokens_L, list(never)))
+    last = min(length - 1, max_length - room, highest * length + ROUNDING, *barred[:1])
+    return cuts[(cuts >= lowest * length - ROUNDING) & (cuts <= last)]
+
+
+def best_cut(values_L: np.ndarray, points: np.ndarray, score: str) -> tuple[int, float] | None:
+    """The cut that the critic thinks most of, and its score; the earliest of equal ones. None without a cut.
+
+    values [0.2, 0.1, 0.6, 0.9, 0.3], points [1, 2]: (2, 0.4) by gain, (2, 0.6) by raw value.
+
+    Args:
+        values_L: (L,) finite; `values[0]` is that of the prompt.
+        score: "gain", V(s_t) - V(s_0), which easy prompts do not lead, or "raw", V(s_t).
+
+    Raises:
+        ValueError: another score.
+    """
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if not len(points):
+        return None
+    best = int(points[np.argmax(values_L[points])])
+    return best, float(values_L[best]) - (float(values_L[0]) if score == GAIN else 0.0)
+
+
+def admitted(scores_N: np.ndarray, floor: float, share: float) -> np.ndarray:
+    """Which of a step's best cuts are kept: those at `floor` or above that are in the step's highest `share`.
+
+    The share holds where the scale of a young critic drifts; the floor holds in a step without a good cut.
+    scores [0.1, 0.2, 0.3, 0.4, 0.5], floor 0, share 0.25: the last two; floor 0.45: the last.
+
+    Returns:
+        (N,) bool.
+    """
+    scores_N = np.asarray(scores_N, dtype=np.float64)
+    if not len(scores_N):
+        return np.zeros(0, dtype=bool)
+    return scores_N >= max(floor, float(np.quantile(scores_N, 1.0 - share)))
+
+
+def random_cut(points: np.ndarray, rng: random.Random) -> int | None:
+    """One of the cuts, each as likely; None without a cut."""
+    return int(points[rng.randrange(len(points))]) if len(points) else None
+
+
+def fixed_cut(points: np.ndarray, share: float, length: int) -> int | None:
+    """The cut nearest to `share` of the answer's `length`, the earlier of two as near; None without a cut."""
+    return int(points[np.argmin(np.abs(points - share * length))]) if len(points) else None
+
+
+def steer(share: float, successes: int, tries: int, enough: int = 8) -> float:
+    """The share of a right answer that the next restart keeps, so that success goes to one half.
+
+    One rung of the ladder 1/8, 2/8, ..., 7/8 at a time, once there were `enough` tries at a share: shorter where more
+    than half succeeded, longer where fewer did. A longer right prefix succeeds more often, so the rungs walked
+    lie about the one where half succeeds.
+
+    share 0.5, 6 of 8: 0.375; 2 of 8: 0.625; 4 of 8, or 2 of 2: 0.5.
+
+    Args:
+        share: of the restarts that were counted; taken as its nearest rung, the shorter of two as near.
+        successes, tries: of restarts at that share.
+    """
+    rung = int(np.argmin(np.abs(np.array(LADDER) - share)))
+    if tries >= enough and 2 * successes != tries:
+        rung += -1 if 2 * successes > tries else 1
+    return LADDER[min(max(rung, 0), len(LADDER) - 1)]
+
+
+def draw_weights(gains_N: np.ndarray, tries_N: np.ndarray, temperature: float) -> np.ndarray:
+    """exp(gain / temperature) / sqrt(1 + tries), normalised: how likely each state is to be drawn.
+
+    gains [0.1, 0.1], tries [0, 3], any temperature: [2/3, 1/3].
+
+    Args:
+        gains_N: (N,) finite V(s_c) - V(s_0); any size, for only differences count.
+        temperature: above 0, in units of the value; infinite: by tries alone.
+
+    Returns:
+        (N,) float64 with the sum 1; empty where there is no state.
+    """
+    gains_N = np.asarray(gains_N, dtype=np.float64)
+    if not len(gains_N):
+        return gains_N
+    weights_N = np.exp((gains_N - gains_N.max()) / temperature) / np.sqrt(1.0 + np.asarray(tries_N))
+    return weights_N / weights_N.sum()
