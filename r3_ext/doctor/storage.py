@@ -38,7 +38,7 @@ def check_output(config: DictConfig) -> list[Finding]:
         found += f", resumes after step {tracker.read_text().strip()}"
     findings = [Finding(OK, "output", found)]
     if is_r3(config):
-        from recipe.r3.history.file import network_file_system
+        from recipe.common.store.lock import network_file_system
 
         kind = network_file_system(str(existing_parent(folders["algorithm.r3.history.path"])))
         if kind is not None:

@@ -330,7 +330,7 @@ class TestOutput:
         assert only(storage.check_output(config), OK).found.endswith("resumes after step 20")
 
     def test_says_what_a_network_file_system_means_for_the_history(self, config, monkeypatch):
-        monkeypatch.setattr("recipe.r3.history.file.network_file_system", lambda path: "nfs4")
+        monkeypatch.setattr("recipe.common.store.lock.network_file_system", lambda path: "nfs4")
         assert "nobody can read it" in only(storage.check_output(config), WARN).advice
 
     def test_disk_counts_checkpoints_and_history(self, config, model, monkeypatch):

@@ -15,8 +15,9 @@ from contextlib import closing, suppress
 import pytest
 from remembered import HELPERS, drawn, dump, fill, logical, look, make_sample, present, train, train_to
 
-from recipe.r3.history import file as history_file
-from recipe.r3.history.file import HistoryError, network_file_system
+from recipe.common.store import lock as history_file
+from recipe.common.store.lock import network_file_system
+from recipe.r3.history.file import HistoryError
 from recipe.r3.history.store import History
 
 

@@ -14,11 +14,9 @@
 """How a response is stored: compressed token ids and log-probs, the digest that tells responses apart, the checksum.
 
 A response is stored in two moves: `identified` hashes it, which is enough to order and compare responses, and `packed`
-compresses those that are written. The digest is XXH3, whose values are fixed for good. The checksum tells damage, not
-intent: who may write the file can write a checksum that fits.
+compresses those that are written.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,10 +25,9 @@ import numpy as np
 import xxhash
 
 from recipe.common.rows import PLAIN
-from recipe.r3.history.file import HistoryError
+from recipe.common.store.codec import as_ids, checksum_of, digest_of, pack, unpack
+from recipe.r3.history.file import HISTORY
 
-LEVEL = 1
-"""Of zlib: a higher one takes twice the time and saves a few per cent."""
 LOWEST = float(np.finfo(np.float16).min)
 
 
@@ -110,14 +107,13 @@ class Packed(NamedTuple):
 
 def identified(sample: Sample, step: int, seed: int) -> Row:
     """The row of a sample of training step `step`; raises ValueError unless it has as many log-probs as tokens."""
-    tokens, log_probs, tie = np.ascontiguousarray(sample.tokens, dtype="<i4"), None, b""
+    tokens, log_probs, tie = as_ids(sample.tokens), None, b""
     if sample.log_probs is not None:
         if len(sample.log_probs) != len(tokens):
             raise ValueError(f"query {sample.query_id}: {len(sample.log_probs)} log-probs for {len(tokens)} tokens")
         log_probs = np.ascontiguousarray(sample.log_probs, dtype="<f4")
         tie = xxhash.xxh3_64_digest(log_probs)
-    # The seed decides how digests of different responses are ordered.
-    digest = xxhash.xxh3_128_digest(tokens, seed=seed)
+    digest = digest_of(tokens, seed)
     score = float(sample.score) + 0.0  # SQLite knows no -0.0
     identity = bucket_of(sample), digest, int(sample.truncated), score, tie
     version = step - 1 if sample.version is None else sample.version
@@ -131,10 +127,10 @@ def in_order(samples: Iterable[Sample], step: int, seed: int) -> Iterator[Row]:
 
 def packed(row: Row) -> Packed:
     """The row as the file stores it: int32 ids and float16 log-probs, each compressed."""
-    tokens, log_probs, entropy = zlib.compress(row.tokens, LEVEL), None, None
+    tokens, log_probs, entropy = pack(row.tokens), None, None
     if row.log_probs is not None:
         half = np.maximum(row.log_probs, LOWEST).astype("<f2")  # float16 would make the lowest ones infinite
-        log_probs = zlib.compress(half, LEVEL)
+        log_probs = pack(half)
         entropy = entropy_of(row.log_probs)
     columns = (*row.bucket, row.truncated, row.score, len(row.tokens), entropy, row.step, row.version, row.versions)
     return Packed(columns, row.digest, checksum_of(columns, tokens, log_probs), tokens, log_probs)
@@ -152,15 +148,12 @@ def decode(row: tuple, sample_id: int, path: str) -> Sample:
     *columns, checksum, tokens, log_probs = row
     query_id, variant, correct, truncated, score, _, _, step, version, versions = columns
     if tokens is None or checksum != checksum_of(tuple(columns), tokens, log_probs):
-        raise HistoryError(
-            f"history {path}: sample {sample_id} of query {query_id} is damaged; put a copy of the file back, or "
-            f"delete it with SQL: DELETE FROM samples WHERE id = {sample_id}"
-        )
+        raise HISTORY.damaged(path, sample_id, query_id)
     if log_probs is not None:
-        log_probs = np.frombuffer(zlib.decompress(log_probs), dtype="<f2").astype(np.float32)
+        log_probs = unpack(log_probs, "<f2").astype(np.float32)
     return Sample(
         query_id=query_id,
-        tokens=np.frombuffer(zlib.decompress(tokens), dtype="<i4"),
+        tokens=unpack(tokens, "<i4"),
         correct=bool(correct),
         score=score,
         truncated=bool(truncated),
@@ -171,8 +164,3 @@ def decode(row: tuple, sample_id: int, path: str) -> Sample:
         version=version,
         versions=versions,
     )
-
-
-def checksum_of(columns: tuple, tokens: bytes, log_probs: bytes | None) -> int:
-    """CRC-32 of all that is stored of a sample."""
-    return zlib.crc32(log_probs or b"", zlib.crc32(tokens, zlib.crc32(repr(columns).encode())))

@@ -16,7 +16,9 @@
 import sqlite3
 from collections.abc import Iterable
 
+from recipe.common.store.pins import evict, live_bytes
 from recipe.r3.history.codec import Bucket
+from recipe.r3.history.file import HISTORY
 
 
 def keep_to_bounds(
@@ -24,19 +26,9 @@ def keep_to_bounds(
 ) -> None:
     """Evict what is too much after training step `step` was stored into the buckets `grown`."""
     for bucket in grown:
-        evict(db, beyond_the_cap(db, bucket, max_per_outcome), step)
-    if (live := live_bytes(db)) > max_bytes:
-        evict(db, lottery(db, live - int(0.9 * max_bytes)), step)
-
-
-def live_bytes(db: sqlite3.Connection) -> int:
-    """Payload bytes of the samples that can be drawn."""
-    return db.execute("SELECT coalesce(sum(bytes), 0) FROM samples WHERE evicted IS NULL").fetchone()[0]
-
-
-def spare_bytes(db: sqlite3.Connection) -> int:
-    """Payload bytes of the samples that are kept for checkpoints, or abandoned."""
-    return db.execute("SELECT coalesce(sum(bytes), 0) FROM samples WHERE evicted IS NOT NULL").fetchone()[0]
+        evict(db, HISTORY, beyond_the_cap(db, bucket, max_per_outcome), step)
+    if (live := live_bytes(db, HISTORY)) > max_bytes:
+        evict(db, HISTORY, lottery(db, live - int(0.9 * max_bytes)), step)
 
 
 def beyond_the_cap(db: sqlite3.Connection, bucket: Bucket, max_per_outcome: int) -> list[tuple[int, int]]:
@@ -61,19 +53,3 @@ def lottery(db: sqlite3.Connection, excess: int) -> list[tuple[int, int]]:
         losers.append((sample_id, step))
         excess -= size
     return losers
-
-
-def evict(db: sqlite3.Connection, rows: list[tuple[int, int]], step: int) -> None:
-    """Take the samples (id, step) out of the buffer; only those that a pinned step had stay in the file."""
-    [(newest_pin,)] = db.execute("SELECT coalesce(max(step), -1) FROM pins")
-    for sample_id, born in rows:
-        if born <= newest_pin < step:
-            db.execute("UPDATE samples SET evicted = ? WHERE id = ?", (step, sample_id))
-        else:
-            delete(db, "id = ?", (sample_id,))
-
-
-def delete(db: sqlite3.Connection, where: str, values: tuple = ()) -> None:
-    """Delete the samples of which the condition holds, with their payloads."""
-    db.execute(f"DELETE FROM payloads WHERE id IN (SELECT id FROM samples WHERE {where})", values)
-    db.execute(f"DELETE FROM samples WHERE {where}", values)

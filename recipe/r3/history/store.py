@@ -29,30 +29,27 @@ Example: two wrong and one correct attempt at query "a" in step 1, then
     history.draw("a", correct=True, k=2, rng=rng) ->  the one correct Sample
 """
 
-import hashlib
-import os
 import random
-import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 
 from recipe.common.rows import PLAIN
-from recipe.r3.history import checkpoints, draws, writes
-from recipe.r3.history import file as history_file
+from recipe.common.store import pins
+from recipe.common.store.codec import tokenizer_fingerprint
+from recipe.common.store.store import Store
+from recipe.r3.history import draws, writes
 from recipe.r3.history.codec import Row, Sample, identified, in_order
 from recipe.r3.history.draws import Transfer
-from recipe.r3.history.eviction import keep_to_bounds, live_bytes, spare_bytes
-from recipe.r3.history.file import HistoryError, explained
+from recipe.r3.history.eviction import keep_to_bounds
+from recipe.r3.history.file import HISTORY, HistoryError, explained
 
 __all__ = ["History", "Sample", "Transfer", "tokenizer_fingerprint"]
 ABSORBED_AT_ONCE = 16_384
 """Samples that `absorb` stores before it looks at the bounds."""
 
 
-class History:
+class History(Store):
     """The sample buffer in the file `path`, which no other trainer may use meanwhile.
 
     Args:
@@ -66,27 +63,13 @@ class History:
         HistoryError: not a history, another schema version, damaged, not writable, or in use.
     """
 
+    kind = HISTORY
+
     def __init__(self, path: str, max_per_outcome: int, max_bytes: int = 32 << 30, seed: int = 0):
-        self.path = path
         self.max_per_outcome = max_per_outcome
         self.max_bytes = max_bytes
         self.seed = seed
-        self.write_seconds = 0.0
-        """Of the last step's transaction, in the background."""
-        self.wait_seconds = 0.0
-        """Since the last `add`, spent waiting for it."""
-        with explained(path):
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-            self._lock = history_file.Lock(path)
-        try:
-            self.exclusive = history_file.network_file_system(path) is not None
-            self._db = history_file.open_for_writing(path, self.exclusive)
-        except BaseException:
-            self._lock.release()
-            raise
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
-        self._pending: Future | None = None
-        self._measure()
+        super().__init__(path)
 
     # writing
 
@@ -103,39 +86,15 @@ class History:
             replays: (sample, variant of the group it was replayed into) of everything the step replayed.
             unfinished: (query_id, variant) of every attempt that left nothing to store; it counts as a failed one.
         """
-        self.flush()
-        self.wait_seconds = 0.0
-        self._pending = self._writer.submit(self._write, samples, step, list(replays), list(unfinished))
+        self._in_background(self._add, samples, step, list(replays), list(unfinished))
 
-    def flush(self) -> None:
-        """Wait for the last `add`; raises HistoryError when it failed."""
-        if self._pending is None:
-            return
-        begin, pending, self._pending = time.monotonic(), self._pending, None
-        try:
-            pending.result()
-        finally:
-            self.wait_seconds += time.monotonic() - begin
-
-    @contextmanager
-    def _transaction(self):
-        """All of it or nothing."""
-        with explained(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            with self._db:
-                yield
-
-    def _write(
+    def _add(
         self, samples: list[Sample], step: int, replays: list[tuple[Sample, str]], unfinished: list[tuple[str, str]]
     ) -> None:
-        begin = time.monotonic()
-        with self._transaction():
-            writes.count(self._db, writes.counted(samples, unfinished, step), self.path)
-            # The order of arrival differs from run to run; ids, and so later draws, must not.
-            self._store(in_order(samples, step, self.seed), step)
-            writes.log_replays(self._db, replays, step, self.seed)
-        self._measure()
-        self.write_seconds = time.monotonic() - begin
+        writes.count(self._db, writes.counted(samples, unfinished, step), self.path)
+        # The order of arrival differs from run to run; ids, and so later draws, must not.
+        self._store(in_order(samples, step, self.seed), step)
+        writes.log_replays(self._db, replays, step, self.seed)
 
     def absorb(
         self,
@@ -153,8 +112,7 @@ class History:
             HistoryError: this history has steps of its own.
         """
         self.flush()
-        [(last,)] = self._db.execute("SELECT coalesce(max(step), 0) FROM statistics")
-        if last:
+        if last := pins.last_step(self._db, self.kind):
             raise HistoryError(f"history {self.path}: has {last} steps of its own; import before the first step")
         samples = iter(samples)
         with self._transaction():
@@ -171,7 +129,7 @@ class History:
         held = writes.insert(self._db, rows)
         grown = sorted(bucket for bucket, number in held.items() if number > self.max_per_outcome)
         keep_to_bounds(self._db, grown, step, self.max_per_outcome, self.max_bytes)
-        checkpoints.reclaim(self._db, self.max_bytes)
+        pins.reclaim(self._db, self.kind, pins.spare_bytes, self.max_bytes)
 
     # drawing
 
@@ -227,23 +185,6 @@ class History:
             samples = (draws.load(self._db, sample_id, self.path) for sample_id in ids)
             return list(islice(filter(accepts, samples), k))
 
-    # checkpoints
-
-    def pin(self, step: int) -> None:
-        """Make the present state, that after training step `step`, one that `restore` can bring back."""
-        self.flush()
-        with explained(self.path):
-            self._db.execute("INSERT OR IGNORE INTO pins VALUES (?)", (step,))
-
-    def unpin(self, gone: Callable[[int], bool]) -> None:
-        """Give up the pinned steps for which `gone(step)`, and the evicted samples that only they need."""
-        self.flush()
-        with self._transaction():
-            for step in self.pinned():
-                if gone(step):
-                    checkpoints.unpin(self._db, step)
-        self.spare_bytes = spare_bytes(self._db)
-
     def metrics(self) -> dict[str, float]:
         """Seconds of the last write and of waiting for it; bytes of stored trajectories."""
         return {
@@ -251,61 +192,3 @@ class History:
             "history/wait_s": self.wait_seconds,
             "history/live_bytes": self.live_bytes,
         }
-
-    def pinned(self) -> list[int]:
-        """Steps that can be restored, in order."""
-        return checkpoints.pinned(self._db)
-
-    def restore(self, step: int, identity: dict[str, str] | None = None) -> list[str]:
-        """Bring back the state after training step `step`, 0 for the state before the first; returns what to tell.
-
-        Samples written later stay in the file as abandoned: never drawn, but still there to read.
-
-        Args:
-            identity: tokenizer, model and limits of this run; compared with those the samples were stored under.
-
-        Raises:
-            HistoryError: that state is not in the file, or its tokens are of another tokenizer.
-        """
-        self.flush()
-        identity = identity or {}
-        with explained(self.path):
-            told = checkpoints.compare(self._db, identity, self.path)
-            checkpoints.check_restorable(self._db, step, self.path)
-        with self._transaction():
-            checkpoints.go_back(self._db, step)
-            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", sorted(identity.items()))
-        self._measure()
-        [(abandoned,)] = self._db.execute("SELECT count(*) FROM samples WHERE evicted IS NOT NULL AND abandoned")
-        return [*told, f"{self.size()} samples, {abandoned} abandoned ones, restored to step {step}"]
-
-    # the whole
-
-    def _measure(self) -> None:
-        with explained(self.path):
-            self.live_bytes, self.spare_bytes = live_bytes(self._db), spare_bytes(self._db)
-
-    def meta(self) -> dict[str, str]:
-        """Tokenizer, model and limits that the samples were stored under; empty before the first run."""
-        return dict(self._db.execute("SELECT key, value FROM meta"))
-
-    def size(self) -> int:
-        """Number of samples that can be drawn."""
-        self.flush()
-        with explained(self.path):
-            return self._db.execute("SELECT count(*) FROM samples WHERE evicted IS NULL").fetchone()[0]
-
-    def close(self) -> None:
-        """Wait for the last write and let go of the file."""
-        try:
-            self.flush()
-        finally:
-            self._writer.shutdown()
-            self._db.close()
-            self._lock.release()
-
-
-def tokenizer_fingerprint(tokenizer) -> str:
-    """Equal for tokenizers whose ids mean the same: size and hash of the vocabulary."""
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return f"{len(vocabulary)} tokens {hashlib.sha256(repr(vocabulary).encode()).hexdigest()[:12]}"

@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from recipe.r3.history.codec import COLUMNS, Bucket, Row, Sample, identified, packed
-from recipe.r3.history.file import check_id
+from recipe.r3.history.file import HISTORY
 
 Count = tuple[str, str, int, int, int, int]
 """query_id, variant, step, attempts, successes, truncated."""
@@ -39,7 +39,7 @@ def counted(samples: Iterable[Sample], unfinished: Iterable[tuple[str, str]], st
 def count(db: sqlite3.Connection, counts: Iterable[Count], path: str) -> None:
     """Add to the statistics; raises HistoryError when the id of a query is too long."""
     for values in counts:
-        check_id(values[0], path)
+        HISTORY.check_id(values[0], path)
         db.execute(
             "INSERT INTO statistics VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "attempts = attempts + excluded.attempts, successes = successes + excluded.successes, "
