@@ -20,7 +20,7 @@ or answers.
 
 import random
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -161,6 +161,25 @@ def steer(share: float, successes: int, tries: int, enough: int = 8) -> float:
     return LADDER[min(max(rung, 0), len(LADDER) - 1)]
 
 
+def steered(restarts: Iterable[tuple[float, int, int]], share: float, enough: int = 8) -> float:
+    """The share at which a query stands after all its restarts: `steer`, from one move to the next.
+
+    share 0.5, restarts [(0.5, 4, 4), (0.5, 4, 3), (0.625, 4, 0), (0.375, 4, 1)]: 0.375, for 7 of 8 moved it there, and
+    neither a restart that aimed elsewhere nor 4 tries move it on.
+
+    Args:
+        restarts: (share aimed at, tries, successes) in their order.
+        share: to begin with.
+    """
+    share, tries, successes = steer(share, 0, 0), 0, 0
+    for aim, more_tries, more_successes in restarts:
+        if aim == share:
+            tries, successes = tries + more_tries, successes + more_successes
+        if tries >= enough:
+            share, tries, successes = steer(share, successes, tries, enough), 0, 0
+    return share
+
+
 def draw_weights(gains_N: np.ndarray, tries_N: np.ndarray, temperature: float) -> np.ndarray:
     """exp(gain / temperature) / sqrt(1 + tries), normalised: how likely each state is to be drawn.
 
@@ -178,3 +197,28 @@ def draw_weights(gains_N: np.ndarray, tries_N: np.ndarray, temperature: float) -
         return gains_N
     weights_N = np.exp((gains_N - gains_N.max()) / temperature) / np.sqrt(1.0 + np.asarray(tries_N))
     return weights_N / weights_N.sum()
+
+
+def drawn(
+    query_ids: Sequence[str],
+    gains: Sequence[float],
+    tries: Sequence[int],
+    k: int,
+    rng: random.Random,
+    temperature: float,
+) -> list[int]:
+    """Places of at most `k` of N states, drawn one after the other by `draw_weights` among those whose query has none
+    yet; fewer where there are fewer queries.
+
+    Args:
+        query_ids, gains, tries: (N,) of the states.
+    """
+    left = np.arange(len(query_ids))
+    names_N, gains_N, tries_N = np.array(query_ids, dtype=object), np.array(gains), np.array(tries)
+    chosen = []
+    while len(chosen) < k and len(left):
+        below = np.cumsum(draw_weights(gains_N[left], tries_N[left], temperature))
+        [at] = rng.choices(left.tolist(), cum_weights=below.tolist())
+        chosen.append(at)
+        left = left[names_N[left] != names_N[at]]
+    return chosen

@@ -1,7 +1,6 @@
 """The file of the sample buffer: damaged, killed while it is written, on a full disk, on a network."""
 
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
@@ -10,43 +9,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import closing
 
 import pytest
+from killed import copy, killed
 from remembered import HELPERS, drawn, dump, fill, logical, look, make_sample, present, train, train_to
 
 from recipe.common.store import lock as history_file
 from recipe.common.store.lock import network_file_system
 from recipe.r3.history.file import HistoryError
 from recipe.r3.history.store import History
-
-
-def killed(work, path: str, delay: float) -> list[int]:
-    """What `work(path, report)` reports in a process that gets SIGKILL `delay` seconds after its first report."""
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=work, args=(path, sender.send))
-    process.start()
-    sender.close()
-    reports = [receiver.recv()]
-    time.sleep(delay)
-    process.kill()
-    process.join()
-    with suppress(EOFError):
-        while True:
-            reports.append(receiver.recv())
-    return reports
-
-
-def copy(source: str, target: str) -> None:
-    """Put the file and its log, without the shared memory, as after a crash of the machine."""
-    for end in ("", "-wal", "-shm"):
-        if os.path.exists(target + end):
-            os.remove(target + end)
-    for end in ("", "-wal"):
-        if os.path.exists(source + end):
-            shutil.copy(source + end, target + end)
-
 
 # damage
 

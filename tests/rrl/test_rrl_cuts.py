@@ -15,9 +15,11 @@ from recipe.rrl.cuts import (
     best_cut,
     cut_points,
     draw_weights,
+    drawn,
     fixed_cut,
     random_cut,
     steer,
+    steered,
     step_ends,
 )
 
@@ -192,6 +194,19 @@ def test_success_is_steered_to_one_half_where_a_longer_prefix_is_an_easier_one()
     assert shares.count(0.625) + shares.count(0.75) > 1_200
 
 
+def test_restarts_that_aimed_elsewhere_do_not_move_a_query():
+    seven_of_eight = [(0.5, 4, 4), (0.5, 4, 3)]
+    assert steered([], 0.5) == 0.5
+    assert steered(seven_of_eight, 0.5) == 0.375
+    assert steered([*seven_of_eight, (0.625, 99, 0), (0.375, 4, 1)], 0.5) == 0.375
+    assert steered([*seven_of_eight, (0.375, 4, 1), (0.375, 4, 1)], 0.5) == 0.5
+
+
+def test_a_restart_counts_for_one_move_only():
+    assert steered([(0.5, 16, 16)] * 9, 0.5) == 0.375
+    assert steered([(share, 8, 8) for share in (0.5, 0.375, 0.25, 0.125, 0.125)], 0.5) == 0.125
+
+
 # which states are drawn
 
 
@@ -218,3 +233,30 @@ def test_a_slow_loop_finds_the_same_weights():
     gains, tries = rng.normal(size=20), rng.integers(0, 9, 20)
     raw = [math.exp(gain / 0.3) / math.sqrt(1 + count) for gain, count in zip(gains, tries, strict=True)]
     assert draw_weights(gains, tries, 0.3) == pytest.approx([weight / sum(raw) for weight in raw])
+
+
+def test_no_two_states_of_a_query_are_drawn_and_never_more_than_there_are_queries():
+    queries = ["a", "b", "a", "c", "b"]
+    for seed in range(50):
+        chosen = drawn(queries, [0.1] * 5, [0] * 5, 9, random.Random(seed), 0.1)
+        assert sorted(queries[at] for at in chosen) == ["a", "b", "c"]
+    assert drawn([], [], [], 3, random.Random(0), 0.1) == []
+    assert drawn(queries, [0.1] * 5, [0] * 5, 0, random.Random(0), 0.1) == []
+
+
+def test_states_are_drawn_as_often_as_their_weights_say():
+    gains, tries, rng = [0.0, 0.1, 0.2], [0, 0, 3], random.Random(0)
+    first = [drawn(["a", "b", "c"], gains, tries, 1, rng, 0.1)[0] for _ in range(5_000)]
+    for at, weight in enumerate(draw_weights(gains, tries, 0.1)):
+        assert abs(first.count(at) / 5_000 - weight) < 0.03
+
+
+def test_a_state_that_weighs_next_to_nothing_is_drawn_when_it_alone_is_left():
+    assert drawn(["a", "b"], [0.0, 1e6], [0, 0], 2, random.Random(0), 1e-3) == [1, 0]
+
+
+def test_the_same_seed_draws_the_same_states():
+    rng = np.random.default_rng(4)
+    queries, gains, tries = rng.integers(0, 9, 40).tolist(), rng.normal(size=40), rng.integers(0, 5, 40)
+    once, again = (drawn(queries, gains, tries, 5, random.Random(7), 0.5) for _ in range(2))
+    assert once == again and len(once) == 5

@@ -109,6 +109,7 @@ class Store:
 
     def pinned(self) -> list[int]:
         """Steps that can be restored, in order."""
+        self.flush()
         return pins.pinned(self._db)
 
     def restore(self, step: int, identity: dict[str, str] | None = None) -> list[str]:
