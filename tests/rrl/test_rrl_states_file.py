@@ -10,8 +10,6 @@ import pytest
 from killed import copy, killed
 from stated import QUERIES, contents, dump, held, ids, make_state, open_buffer, train, train_to
 
-from recipe.r3.history.file import HistoryError
-from recipe.r3.history.store import History
 from recipe.rrl.state_file import STATES
 from recipe.rrl.states import StatesError
 
@@ -215,13 +213,11 @@ def test_a_full_disk_is_told_and_earlier_steps_stay(path):
 # other files, other programs
 
 
-def test_a_history_is_no_state_buffer_and_a_state_buffer_no_history(path):
-    open_buffer(path).close()
-    with pytest.raises(HistoryError, match="is not a history; move the file away or set algorithm.r3.history.path"):
-        History(path, 3)
-    History(f"{path}.history", 3).close()
+def test_the_file_of_another_program_is_refused(path):
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE states (id INTEGER)")
     with pytest.raises(StatesError, match="is not a state buffer; move the file away or set algorithm.rrl.states.path"):
-        open_buffer(f"{path}.history")
+        open_buffer(path)
 
 
 @pytest.mark.parametrize(
