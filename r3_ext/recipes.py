@@ -131,7 +131,21 @@ HGPO = Recipe(
     files={"algorithm.hgpo.episodes": "episodes.jsonl"},
     free=("algorithm.hgpo.episodes",),
 )
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3, HGPO)}
+RRL = Recipe(
+    name="rrl",
+    title="RRL-style",
+    entry="recipe.rrl.main_rrl",
+    config="recipe.rrl.config",
+    base="rrl_trainer",
+    methods=("ppo", "rrl"),
+    modules=("recipe.rrl.rrl_trainer", "recipe.rrl.agent_loop"),
+    node="algorithm.rrl",
+    validator="recipe.rrl.config.rrl_rules:validate_rrl_config",
+    rules="recipe.rrl.config.rrl_rules:all_rules",
+    describer="recipe.rrl.config.rrl_config:describe",
+    files={"algorithm.rrl.states.path": "states.sqlite"},
+)
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3, HGPO, RRL)}
 SESSIONS = "recipe.hgpo.agent_loop"
 """What plays sessions in an environment, for any method."""
 SESSION_SETTINGS = "actor_rollout_ref.rollout.custom.session"

@@ -86,6 +86,8 @@ def method_of(overrides: list[str]) -> str:
 def base_overrides(profile: str, method: str, world: str | None = None) -> list[str]:
     """What every run with that profile and method begins with. world: None: that of the method's recipe."""
     groups, modules = [f"+profile={profile}", f"+method={method}"], recipe_of(method).modules
+    if profile in choices(own := recipe_of(method).name):  # what the profile has for this recipe alone
+        groups.insert(1, f"+{own}={profile}")
     if is_text(recipe_of(method).world if world is None else world):
         own = f"{profile}_{TEXTWORLD}"
         groups.append(f"+world={own if own in choices('world') else TEXTWORLD}")

@@ -25,11 +25,14 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-PLAIN, REFLECTION = "plain", "reflection"
-"""Variants of a prompt: as the data set has it, or with a past attempt in it."""
+PLAIN, REFLECTION, RESTART = "plain", "reflection", "restart"
+"""Variants of a prompt: as the data set has it, with a past attempt in it, or with the beginning of an answer, from
+which the row's own goes on."""
 REFLECTION_UID = "reflection-"
 """How the uid of a reflection group begins, so that its prompt is known by its key in TransferQueue. The uid of the
 plain group that it was asked for follows."""
+RESTART_UID = "restart-"
+"""The same of a restart group; what follows is new."""
 REPLAY_MARK, RANK_MARK = "#replay", "#ranked"
 
 

@@ -29,7 +29,10 @@ PROFILES = [
     *("embedded", "gpu_1x24gb", "gpu_1x80gb", "gpu_2x8x80gb", "gpu_4x80gb"),
     *("gpu_8x40gb", "gpu_8x80gb", "gpu_8x80gb_7b"),
 ]
-METHODS = ["dapo", "gigpo", "grpo", "grpo_extra", "hgpo", "hgpo_release", "ngrpo", "r3", "r3_paper", "rl_zvp"]
+METHODS = [
+    *("dapo", "gigpo", "grpo", "grpo_extra", "hgpo", "hgpo_release", "ngrpo"),
+    *("ppo", "r3", "r3_paper", "rl_zvp", "rrl"),
+]
 WORLDS = ["embedded_textworld", "gpu_8x80gb_7b_textworld", "textworld"]
 MODES = ["colocate_async", "embedded_separate_async", "separate_async"]
 DEFAULT = "gpu_8x80gb"

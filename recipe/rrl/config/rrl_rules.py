@@ -1,0 +1,179 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Rules that span several keys: the settings of RRL-style replay, and those of verl's that it counts on."""
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from recipe.common.checks import Broken, refuse
+from recipe.common.config import engines, lengths, start_rules, verl_rules
+from recipe.common.config.reward_rules import migrated, no_legacy
+from recipe.common.modes import MODES, trainer_name
+from recipe.rrl.config.rrl_config import (
+    AT_RANDOM,
+    BY_VALUE,
+    KEY,
+    UNIFORM,
+    RRLConfig,
+    faults_of,
+    load_rrl_config,
+)
+
+OWN_MODULES = "recipe.rrl.rrl_trainer", "recipe.rrl.agent_loop"
+GAE, GRPO = "gae", "grpo"
+FILTER_DOES = (
+    "verl's filter (DAPO) takes the groups whose answers are all wrong out of a step, and hard problems, of which "
+    "states are to be found, with them"
+)
+INFER = "critic.ppo_infer_max_token_len_per_gpu"
+
+
+def validate_rrl_config(config: DictConfig) -> RRLConfig:
+    """`load_rrl_config` plus the combinations with verl's own keys that cannot work.
+
+    Raises:
+        Refused: every rule that is broken, with keys, values and ways out.
+    """
+    refuse(broken_rules(config))
+    return load_rrl_config(config)
+
+
+def all_rules(config: DictConfig) -> Iterator[Broken]:
+    """Kinds of values, `broken_rules`, and what is found by asking verl. Once, before Ray starts."""
+    yield from start_rules.after_kinds(config, _with_what_is_asked)
+
+
+def _with_what_is_asked(config: DictConfig) -> Iterator[Broken]:
+    told = list(broken_rules(config))
+    yield from told
+    yield from start_rules.at_start(start_rules.followed(migrated(engines.as_fsdp(config)), told))
+
+
+def broken_rules(config: DictConfig) -> Iterator[Broken]:
+    """Each rule that the settings break."""
+    yield from engines.fsdp_workers(config, "RRL-style replay")
+    config = engines.as_fsdp(config)
+    yield from no_legacy(config)
+    config = migrated(config)
+    yield from verl_rules.of_any_method(config)
+    actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
+    correction = config.algorithm.get("rollout_correction") or {}
+    yield from verl_rules.trainer_mode(config.trainer.v1.trainer_mode, [trainer_name("rrl", mode) for mode in MODES])
+    yield from verl_rules.modules_imported(config, OWN_MODULES)
+    yield from verl_rules.rollout_log_probs(rollout, correction)
+    yield from verl_rules.bypass_loss(actor.policy_loss.loss_mode, correction)
+    yield from verl_rules.sequence_parallel(actor, model)
+    yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
+    yield from verl_rules.seeded(config.data)
+    yield from verl_rules.no_filter(config.algorithm, FILTER_DOES)
+    own = list(faults_of(config))
+    yield from own
+    yield from _estimator(config)
+    yield from _critic(config) if config.critic.enable else ()
+    if not own:
+        yield from _replay(config, load_rrl_config(config))
+
+
+def _estimator(config: DictConfig) -> Iterator[Broken]:
+    """verl's GAE with a critic, or its GRPO without one."""
+    name, critic = config.algorithm.adv_estimator, config.critic.get("enable")
+    with_critic, without = f"algorithm.adv_estimator={GAE} critic.enable=True", "algorithm.adv_estimator={} {}"
+    without = without.format(GRPO, "critic.enable=False")
+    if name not in (GAE, GRPO):
+        yield Broken(
+            f"algorithm.adv_estimator: must be {GAE}, with a critic, or {GRPO}, without one, got {name!r}",
+            (with_critic, without),
+        )
+    elif (name == GAE) != (critic is True):
+        yield Broken(
+            f"algorithm.adv_estimator: {name} with critic.enable={critic}: {GAE} takes a critic's values, and {GRPO} "
+            "would train a critic for nothing",
+            (with_critic, without),
+        )
+    if name == GRPO:
+        yield from verl_rules.groups(config.actor_rollout_ref.rollout.n)
+        yield from verl_rules.no_critic(config) if critic is not True else ()
+    if config.algorithm.get("use_pf_ppo"):
+        yield Broken(
+            "algorithm.use_pf_ppo: True gives rows the advantages of others in verl's v1 trainer (verl issue 7956)",
+            ("algorithm.use_pf_ppo=False",),
+        )
+
+
+def _critic(config: DictConfig) -> Iterator[Broken]:
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    if critic.strategy not in engines.FSDP:
+        yield Broken(f"critic.strategy: must be fsdp or fsdp2, got {critic.strategy!r}", ("critic.strategy=fsdp2",))
+        return
+    default = engines.verl_defaults()["critic.ppo_max_token_len_per_gpu"]
+    if critic.ppo_max_token_len_per_gpu != default:
+        yield Broken(
+            f"critic.ppo_max_token_len_per_gpu: {critic.ppo_max_token_len_per_gpu} does nothing in verl's v1 trainer, "
+            f"which takes {INFER} for the update as well",
+            (f"{INFER}={critic.ppo_max_token_len_per_gpu}",),
+            ("critic.ppo_max_token_len_per_gpu",),
+        )
+    shared, longest = lengths.ulysses(critic, "fsdp"), lengths.longest_row(config)
+    limit = critic.ppo_infer_max_token_len_per_gpu
+    if limit * shared < longest:
+        yield Broken(
+            f"{INFER}: {limit} is below the {longest} tokens of data.max_prompt_length plus data.max_response_length: "
+            "a row of full length would end the run",
+            (f"{INFER}={-(-longest // shared)}",),
+        )
+    prompts = config.data.train_batch_size
+    if critic.ppo_mini_batch_size <= 0 or prompts % critic.ppo_mini_batch_size:
+        yield Broken(
+            f"critic.ppo_mini_batch_size: {critic.ppo_mini_batch_size} must divide data.train_batch_size={prompts}",
+            (f"critic.ppo_mini_batch_size={actor.ppo_mini_batch_size}",),
+        )
+
+
+def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
+    if config.algorithm.adv_estimator == GRPO and rrl.lam_value is not None:
+        yield Broken(f"{KEY}.lam_value: {rrl.lam_value} without a critic has no effect", (f"{KEY}.lam_value=null",))
+    if not rrl.is_on:
+        return
+    size = config.data.get("gen_batch_size")
+    if size != 1:
+        yield Broken(
+            f"data.gen_batch_size: {size} would fetch whole batches, and the prompts that restarts stand in for would "
+            "be skipped",
+            ("data.gen_batch_size=1",),
+        )
+    states, restarts = rrl.states, rrl.restarts
+    if states.earliest >= states.latest:
+        yield Broken(
+            f"{KEY}.states.earliest must be below {KEY}.states.latest={states.latest:g}, got {states.earliest:g}",
+            (f"{KEY}.states.earliest=0.05 {KEY}.states.latest=0.8",),
+        )
+    if restarts.after < rrl.collect_after:
+        yield Broken(
+            f"{KEY}.restarts.after must be at least {KEY}.collect_after={rrl.collect_after:g}, got {restarts.after:g}: "
+            "there would be no state to restart from",
+            (f"{KEY}.restarts.after={rrl.collect_after:g}",),
+        )
+    if not config.critic.enable:
+        yield from _without_values(rrl)
+
+
+def _without_values(rrl: RRLConfig) -> Iterator[Broken]:
+    needs = {
+        f"{KEY}.states.failed_cut": (rrl.states.takes_failed and rrl.states.failed_cut == BY_VALUE, AT_RANDOM),
+        f"{KEY}.restarts.draw": (rrl.restarts.draw == BY_VALUE, UNIFORM),
+    }
+    for key, (broken, way) in needs.items():
+        if broken:
+            yield Broken(f"{key}: {BY_VALUE} needs a critic, and critic.enable is False", (f"{key}={way}",))
