@@ -13,7 +13,7 @@ if [ "${1:-}" = gpuset ]; then
     exec bash tests/gpuset/run.sh "${@:2}"
 fi
 if [ "${1:-}" = quick ]; then
-    set -- tests/common tests/r3 tests/hgpo tests/ext -m "not slow" "${@:2}"
+    set -- tests/common tests/r3 tests/hgpo tests/rrl tests/ext -m "not slow" "${@:2}"
 fi
 if [ "${1:-}" = gpu ]; then
     set -- tests/gpu "${@:2}"

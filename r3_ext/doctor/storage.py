@@ -47,18 +47,25 @@ def check_output(config: DictConfig) -> list[Finding]:
     return findings
 
 
+def _bytes_each(checkpoint: DictConfig) -> int:
+    """Of a parameter."""
+    sizes = {"model": 4, "optimizer": 8, "hf_model": 4}
+    return sum(sizes.get(content, 0) for content in checkpoint.save_contents)
+
+
 def check_disk(config: DictConfig) -> list[Finding]:
-    """Checkpoints: 4 bytes per parameter for fp32 weights and 8 for Adam's moments, as far as
-    `actor.checkpoint.save_contents` names them, times those kept (at least 2: with one to keep, verl deletes the old
+    """Checkpoints: 4 bytes per parameter for fp32 weights and 8 for Adam's moments, of actor and critic, as far as
+    `checkpoint.save_contents` of each names them, times those kept (at least 2: with one to keep, verl deletes the old
     one after the new one is written). History: 6 bytes per response token (id and log-prob) at full length."""
     free = shutil.disk_usage(existing_parent(Path(config.trainer.default_local_dir))).free
     data, rollout, actor = config.data, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     parts, needed, least = [f"{human(free)} free"], 0, GIB
     architecture = model_architecture(config)
     if config.trainer.save_freq > 0 and architecture is not None:
-        sizes = {"model": 4, "optimizer": 8, "hf_model": 4}
-        bytes_each = sum(sizes.get(content, 0) for content in actor.checkpoint.save_contents)
-        checkpoint, keep = bytes_each * architecture.parameters, config.trainer.max_actor_ckpt_to_keep
+        checkpoint = _bytes_each(actor.checkpoint) * architecture.parameters
+        if config.critic.enable:
+            checkpoint += _bytes_each(config.critic.checkpoint) * architecture.critic_parameters
+        keep = config.trainer.max_actor_ckpt_to_keep
         parts.append(f"a checkpoint takes {human(checkpoint)}" + (f", {keep} kept" if keep else ", all kept"))
         needed += checkpoint * max(keep or 5, 2)
         least = max(least, checkpoint)

@@ -77,6 +77,11 @@ class Architecture:
         return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
 
     @property
+    def critic_parameters(self) -> int:
+        """The same with one output a token in place of the vocabulary's."""
+        return self.layers * self.layer_parameters + self.vocabulary * self.hidden + 2 * self.hidden
+
+    @property
     def checkpointed_bytes(self) -> int:
         """Activations kept per token with gradient checkpointing: the bf16 input of every layer."""
         return 2 * self.layers * self.hidden
@@ -99,7 +104,8 @@ class Plan:
     update:  weights (4 P / N) + gradients (4 P / N) + moments (8 P / N) + gathered + activations + logits + overhead
     rollout: weights (4 P / N) + moments (8 P / N) + vLLM's share (gpu_memory_utilization x memory) + overhead
 
-    for P parameters on N GPUs, fp32 master weights and Adam. With `offload_policy` the P / N terms are main memory.
+    for P parameters on N GPUs, fp32 master weights and Adam. With `offload_policy` the P / N terms are main memory. A
+    critic is a second model with weights and moments; of gradients, which go after each update, there is one set.
     """
 
     memory: float
@@ -118,7 +124,7 @@ class Plan:
     cache_tokens: int
     """Tokens in the cache of one replica: what vLLM's share leaves after weights and overhead, over `kv_bytes`."""
     main_memory: float
-    """16 P / N per rank with offload_policy, and the fp32 weights that rank 0 loads at the start."""
+    """16 P / N per rank with offload_policy, and the fp32 weights that rank 0 loads at the start, a model at a time."""
     replicas: int
     rows: int
     """Rows per step: prompts x n, and the reflection groups on top at their cap."""
@@ -126,7 +132,7 @@ class Plan:
     """Response tokens per step at most: rows x data.max_response_length."""
     optimizer_steps: int
     checkpoint: float
-    """Weights and two moments, 12 P bytes, over all ranks."""
+    """Weights and two moments, 12 P bytes, of actor and critic, over all ranks."""
 
     @property
     def update(self) -> float:
@@ -152,7 +158,8 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
     """The plan of a composed config on GPUs with `memory` GiB each."""
     actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     parameters, gpus = architecture.parameters, config.trainer.n_gpus_per_node * config.trainer.nnodes
-    on_gpu = 0 if actor.fsdp_config.offload_policy else parameters / gpus / GIB
+    trained = parameters + (architecture.critic_parameters if config.critic.enable else 0)
+    on_gpu = 0 if actor.fsdp_config.offload_policy else trained / gpus / GIB
     tokens = micro_batch_tokens(config)
     has_mask = config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa"
     mask = MASK_BYTES * tokens**2 if has_mask else 0
@@ -163,7 +170,7 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
     return Plan(
         memory=memory,
         weights=4 * on_gpu,
-        gradients=4 * on_gpu,
+        gradients=0 if actor.fsdp_config.offload_policy else 4 * parameters / gpus / GIB,
         moments=8 * on_gpu,
         gathered=2 * (2 * architecture.layer_parameters + architecture.embedding_parameters) / GIB,
         activations=(tokens * (architecture.checkpointed_bytes + architecture.layer_bytes) + mask) / GIB,
@@ -171,12 +178,12 @@ def plan(config: DictConfig, architecture: Architecture, memory: float) -> Plan:
         vllm=vllm,
         vllm_weights=vllm_weights,
         cache_tokens=int((vllm - vllm_weights - OVERHEAD_GIB) * split * GIB / architecture.kv_bytes),
-        main_memory=(4 * parameters + (16 * parameters if actor.fsdp_config.offload_policy else 0)) / GIB,
+        main_memory=(4 * parameters + (16 * trained if actor.fsdp_config.offload_policy else 0)) / GIB,
         replicas=gpus // split,
         rows=rows,
         tokens=rows * data.max_response_length,
         optimizer_steps=data.train_batch_size // actor.ppo_mini_batch_size,
-        checkpoint=12 * parameters / GIB,
+        checkpoint=12 * trained / GIB,
     )
 
 

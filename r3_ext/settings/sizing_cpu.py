@@ -90,12 +90,13 @@ def main_memory(config: DictConfig, architecture: Architecture, tokens: int, gen
     training, rollout = config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout
     has_reference = config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
     weights, sequences = 4 * architecture.parameters, rollout.max_num_seqs
+    critic = 4 * 4 * architecture.critic_parameters if config.critic.enable else 0
     gathered = 4 * (2 * architecture.layer_parameters + architecture.embedding_parameters)
     cache = (OmegaConf.select(config, CACHE) or 0) + SAMPLED_BYTES * sequences * architecture.vocabulary
     prefill = 2 * architecture.layer_bytes * rollout.max_num_batched_tokens
     bucket = OmegaConf.select(config, BUCKET) * 2**20
     parts = {
-        "weights, gradients and moments": weights * (5 if has_reference else 4),
+        "weights, gradients and moments": weights * (5 if has_reference else 4) + critic,
         "gathered layers and their gradients": 2 * training * gathered,
         "micro-batch": training * micro_batch_bytes(config, architecture, tokens),
         "vLLM": (generating or training) * (weights / rollout.tensor_model_parallel_size + cache + prefill),

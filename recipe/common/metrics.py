@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""What a step did to its groups, and the metric series of fresh, replayed and reflection rows, which never mix.
+"""What a step did to its groups, and the metric series of rows of several kinds, which never mix.
 
 Names avoid the substrings by which verl's MetricsAggregator would sum, min or max them over several updates.
 """
@@ -29,7 +29,8 @@ LEDGER = (
 
 
 def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str, int]:
-    """Counts of plain groups under `groups/`, and the same of reflection groups under `reflection/groups/`.
+    """Counts of plain groups under `groups/`, and the same of reflection groups under `reflection/groups/`; of restart
+    groups, where there are any, under `restart/groups/`.
 
     total = mixed + all_correct + all_wrong. A dead group (all_correct or all_wrong) is rescued_by_replay when it
     holds a replayed row, ranked when the ranking gave its rows unequal rewards (it can be both), else still_dead.
@@ -44,11 +45,13 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
         batch: rows of a step with the tags of rows.py.
         ranked: group uid -> rewards of its fresh rows, for the groups in which some rows were ranked.
     """
-    ledger = {f"{prefix}/{name}": 0 for prefix in ("groups", "reflection/groups") for name in LEDGER}
     rows = tags_of(batch)
+    prefixes = ["groups", "reflection/groups", *(["restart/groups"] if any(tag.is_restart for tag in rows) else [])]
+    ledger = {f"{prefix}/{name}": 0 for prefix in prefixes for name in LEDGER}
     for uid, positions in groups_of(batch.keys, rows).items():
         tags = [rows[position] for position in positions]
         prefix = "groups" if any(tag.is_plain for tag in tags) else "reflection/groups"
+        prefix = "restart/groups" if tags[0].is_restart else prefix
         outcome = dead_outcome(tags)
         kind = {None: "mixed", True: "all_correct", False: "all_wrong"}[outcome]
         ledger[f"{prefix}/total"] += 1
@@ -69,18 +72,21 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
 
 def series_metrics(batch: KVBatchMeta) -> dict[str, float]:
     """Means over fresh plain rows (`fresh/`), replayed rows (`replay/`) and those of groups that were asked again
-    (`reflection/`), plainly or with a reflection prompt.
+    (`reflection/`), plainly or with a reflection prompt; over rows that began at a state (`restart/`), where there are
+    any. Tokens are those that were generated, so without the state's; the length of a response is its whole.
 
     A session of several rows counts once, by its last row; all of its rows count as rows, and in the mean length.
-    `trained/rows` and `trained/tokens` (of responses) are those of all three.
+    `trained/rows` and `trained/tokens` (of responses) are those of all.
     """
     tags = tags_of(batch)
     kept = [position for position, tag in enumerate(tags) if tag.origin is not Origin.PADDING]
     series = {
         "fresh": [position for position in kept if tags[position].is_plain],
-        "reflection": [at for at in kept if tags[at].is_fresh and not tags[at].is_plain],
+        "reflection": [at for at in kept if tags[at].is_fresh and not (tags[at].is_plain or tags[at].is_restart)],
         "replay": [position for position in kept if tags[position].is_replayed],
     }
+    if restarts := [position for position in kept if tags[position].is_restart]:
+        series["restart"] = restarts
     metrics = {}
     for name, rows in series.items():
         sessions = [rows[positions[-1]] for positions in sessions_of(batch.keys[at] for at in rows).values()]
@@ -103,7 +109,7 @@ def _figures(rows: list[RowTag], sessions: list[RowTag]) -> dict[str, float]:
     Args:
         sessions: the last row of each.
     """
-    sums: dict[str, float] = {"rows": len(rows), "tokens": sum(row.response_len for row in rows)}
+    sums: dict[str, float] = {"rows": len(rows), "tokens": sum(row.generated_len for row in rows)}
     sums["prompt_tokens"] = sum(row.prompt_len for row in rows)
     if not rows:
         return sums
@@ -115,3 +121,10 @@ def _figures(rows: list[RowTag], sessions: list[RowTag]) -> dict[str, float]:
         "mixed_versions": [row.versions > 1 for row in sessions],
     }
     return sums | {f"{name}/mean": float(np.mean(values)) for name, values in columns.items()}
+
+
+def add_all_work(metrics: dict, batch: KVBatchMeta) -> None:
+    """Make verl's tokens and throughput those of all rows, where it was given a part of them: the time is all rows'."""
+    tokens, part = sum(tag["seq_len"] for tag in batch.tags), metrics["perf/total_num_tokens"]
+    metrics["perf/total_num_tokens"] = tokens
+    metrics["perf/throughput"] *= tokens / part

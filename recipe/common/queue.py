@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import transfer_queue
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta as KVBatchMeta
 
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -64,6 +64,11 @@ def write_column(partition_id: str, keys: Sequence[str], field: str, values: Seq
     nested = torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
     fields = TensorDict({field: nested}, batch_size=len(keys))
     transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, fields=fields)
+
+
+def set_column(batch: TensorDict, name: str, values: Sequence[Any]) -> None:
+    """Give the rows of a batch of prompts a value each, of any kind."""
+    batch[name] = NonTensorStack.from_list([NonTensorData(value) for value in values])
 
 
 def clear(partition_id: str, keys: Sequence[str]) -> None:

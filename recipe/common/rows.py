@@ -142,6 +142,8 @@ class RowTag:
     prompt_len: int = 0
     response_len: int = 0
     seq_len: int = 0
+    prefix_len: int = 0
+    """Of the response, the tokens at its front that it began at, which nobody generated in this step."""
 
     def to_tag(self) -> dict[str, Any]:
         """What goes into TransferQueue's tag beside verl's own entries; the lengths there are verl's."""
@@ -168,6 +170,14 @@ class RowTag:
     @property
     def is_replayed(self) -> bool:
         return self.origin is Origin.REPLAYED
+
+    @property
+    def is_restart(self) -> bool:
+        return self.is_fresh and self.variant == RESTART
+
+    @property
+    def generated_len(self) -> int:
+        return self.response_len - self.prefix_len
 
     @property
     def level(self) -> float:

@@ -33,7 +33,7 @@ import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from recipe.common.metrics import group_ledger, series_metrics
+from recipe.common.metrics import add_all_work, group_ledger, series_metrics
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from recipe.common.outcome import Reading
 from recipe.common.query_ids import with_query_ids
@@ -325,10 +325,7 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
         metrics.update(series_metrics(batch))
         self._sound(self.length_alarm.update(metrics), "length", metrics)
         super()._compute_metrics(batch.select_keys(plain_keys(batch)), metrics, timing_raw, global_steps, epoch)
-        # The time of a step is that of all its rows.
-        tokens, plain = sum(tag["seq_len"] for tag in batch.tags), metrics["perf/total_num_tokens"]
-        metrics["perf/total_num_tokens"] = tokens
-        metrics["perf/throughput"] *= tokens / plain
+        add_all_work(metrics, batch)
         metrics.update(self.history.metrics())
 
 

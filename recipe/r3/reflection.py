@@ -22,8 +22,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 
+from recipe.common.queue import set_column
 from recipe.common.rows import PLAIN, REFLECTION, reflection_uid
 from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import History, Sample, Transfer
@@ -222,16 +223,16 @@ class ReflectionPlanner:
         """Name the rollout worker of every row. verl re-issues prompts that were in flight at a checkpoint with the
         columns that all of them have."""
         if "agent_name" not in batch:
-            _set_column(batch, "agent_name", [self.default_agent] * len(batch))
+            set_column(batch, "agent_name", [self.default_agent] * len(batch))
 
     def _extend(self, batch: TensorDict, chosen: dict[int, list[dict]]) -> TensorDict:
         """`batch` with a copy of each chosen row under a fresh uid, a reflection prompt and the reflection worker."""
         self.name_agents(batch)
         extra = tu.index_select_tensor_dict(batch, list(chosen))
-        _set_column(batch, "agent_name", list(batch["agent_name"]))
-        _set_column(extra, "agent_name", [AGENT_NAME] * len(chosen))
-        _set_column(extra, "raw_prompt", list(chosen.values()))
-        _set_column(extra, "uid", [reflection_uid(str(batch["uid"][row])) for row in chosen])
+        set_column(batch, "agent_name", list(batch["agent_name"]))
+        set_column(extra, "agent_name", [AGENT_NAME] * len(chosen))
+        set_column(extra, "raw_prompt", list(chosen.values()))
+        set_column(extra, "uid", [reflection_uid(str(batch["uid"][row])) for row in chosen])
         return tu.concat_tensordict([batch, extra])
 
     def again(self, groups: dict[str, AllWrong], columns: list[str], step: int) -> TensorDict | None:
@@ -263,7 +264,3 @@ def transfer_metrics(transfers: list[Transfer]) -> dict[str, float]:
         before, after = (sum(column) / len(known) for column in zip(*shares, strict=True))
         metrics.update({"reflection/transfer/before": before, "reflection/transfer/after": after})
     return metrics
-
-
-def _set_column(batch: TensorDict, name: str, values: list) -> None:
-    batch[name] = NonTensorStack.from_list([NonTensorData(value) for value in values])

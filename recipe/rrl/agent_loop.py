@@ -65,5 +65,5 @@ def with_prefix(output: AgentLoopOutput, prefix: list[int]) -> AgentLoopOutput:
     output.response_mask = [0] * cut + output.response_mask
     if output.response_logprobs is not None:
         output.response_logprobs = [0.0] * cut + output.response_logprobs
-    output.extra_fields["prompt_variant"], output.extra_fields["cut"] = RESTART, cut
+    output.extra_fields["prompt_variant"], output.extra_fields["prefix_len"] = RESTART, cut
     return output

@@ -11,21 +11,47 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""PPO with RRL-style replay as thin subclasses of verl's v1 trainers of all three modes: hooks only."""
+"""PPO with RRL-style replay as thin subclasses of verl's v1 trainers of all three modes: hooks only.
+
+_next_train_batch     restarts stand in for a share of the prompts                        (restarts.py, agent_loop.py)
+_compute_values       verl's; the critic's engine                                         (engine.py)
+_compute_advantage    verl's GAE, 0 on what was not generated; states of failed and right
+                      answers go into the buffer, and what became of restarts             (core_algos.py, collect.py)
+_update_critic        states that may be drawn next are valued anew                       (scoring.py)
+_save_checkpoint      pin the buffer's state; _load_checkpoint restores it                (states.py)
+_compute_metrics      restarts apart from answers from the start                          (step_rows.py, alarms.py)
+
+With algorithm.rrl.restarts.share=0 there is no buffer, and it is verl's PPO.
+"""
 
 import logging
 import os
+import random
+from pathlib import Path
 
 from omegaconf import DictConfig
+from tensordict import TensorDict
 
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
+from recipe.common.query_ids import with_query_ids
+from recipe.common.queue import KVBatchMeta
+from recipe.common.store.codec import tokenizer_fingerprint
 from recipe.common.trainer.baseline import BaselineMixin
+from recipe.common.trainer.checkpoints import is_gone
 from recipe.common.trainer.finite import WatchedDetachActorWorker
-from recipe.common.trainer.resume import resume_step
+from recipe.common.trainer.resume import checkpoint_of, resume_step
 from recipe.common.trainer.safe_loading import without_unpickling
 from recipe.rrl import engine  # noqa: F401  registers itself
+from recipe.rrl.advantages import put_advantages
+from recipe.rrl.agent_loop import HOOKS as AGENT_HOOKS
+from recipe.rrl.alarms import WARN_AFTER_STEPS, Comparison
+from recipe.rrl.collect import Cutter, states_of
 from recipe.rrl.config.rrl_config import describe
 from recipe.rrl.config.rrl_rules import validate_rrl_config
+from recipe.rrl.restarts import Restarts, due, joined
+from recipe.rrl.scoring import values_of
+from recipe.rrl.states import StateBuffer
+from recipe.rrl.step_rows import StepRow, answers_of, read_rows, restart_figures, tries_of
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -36,20 +62,160 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 
 class RRLMixin(BaselineMixin):
-    """Restarts from kept states on a trainer of verl's; with `restarts.share` 0 it is verl's PPO."""
+    """Restarts from kept states on a trainer of verl's."""
+
+    HOOKS = AGENT_HOOKS | {"verl.trainer.ppo.v1.trainer_base.PPOTrainer": {"_compute_values": ("batch", "metrics")}}
 
     def __init__(self, config: DictConfig):
         self.rrl = validate_rrl_config(config)
+        self.buffer: StateBuffer | None = None
+        if self.rrl.is_on:
+            states = self.rrl.states
+            bounds = states.max_per_query, states.max_states
+            self.buffer = StateBuffer(states.path, *bounds, states.easy, states.easy_after, states.hopeless_after)
+        self.comparison = Comparison(WARN_AFTER_STEPS)
+        self.asked: int | None = None
+        """Prompts that were asked for before."""
         super().__init__(config)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if self.buffer is None:
+            return
+        data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
+        self.train_dataset.dataframe = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
+        collate, agent = self.train_dataloader.collate_fn, rollout.agent.default_agent_loop
+        self.restarts = Restarts(self.rrl, self.buffer, self.train_dataset, collate, agent, data.seed)
+        self.cutter = Cutter.of(self.tokenizer, self.rrl.states, data.max_response_length)
+
+    # checkpoints
 
     def _load_checkpoint(self) -> None:
         resume_step(self.config.trainer)
         with without_unpickling():
             super()._load_checkpoint()
+        if self.buffer is None:
+            return
+        if self.global_steps:
+            self.comparison.load(checkpoint_of(self.config.trainer, self.global_steps))
+        model, states = self.config.actor_rollout_ref.model.path, self.rrl.states
+        identity = {"tokenizer": tokenizer_fingerprint(self.tokenizer), "model": str(model)}
+        identity |= {name: str(getattr(states, name)) for name in ("max_per_query", "max_states")}
+        for line in self.buffer.restore(self.global_steps, identity):
+            logger.info(f"state buffer {self.buffer.path}: {line}")
+
+    def _save_checkpoint(self) -> None:
+        if self.buffer is None:
+            super()._save_checkpoint()
+            return
+        # Before the checkpoint: one whose states could not be written must not come into being.
+        if self._may_save():
+            self.buffer.pin(self.global_steps)
+            self.comparison.save(Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
+        super()._save_checkpoint()
+        pinned = self.buffer.pinned()
+        self.buffer.unpin(lambda step: is_gone(self.config.trainer, step, pinned))
+
+    # a step
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
         logger.info(f"RRL-style: {'; '.join(describe(self.rrl))}")
+
+    def _is_past(self, share: float) -> bool:
+        return self.global_steps > share * self.total_training_steps
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        if self.buffer is None:
+            return super()._next_train_batch(num_prompts)
+        size, share = self.config.data.train_batch_size, self.rrl.restarts.share
+        before = (self.global_steps - 1) * size if self.asked is None else self.asked
+        prompts = size if num_prompts is None else num_prompts
+        self.asked, states = before + prompts, []
+        if (number := due(share, prompts, before)) and self._is_past(self.rrl.restarts.after):
+            states = self.restarts.draw(number, "restart", before)
+        plain = super()._next_train_batch(prompts - len(states)) if len(states) < prompts else None
+        if plain is not None:
+            self.restarts.mark(plain)
+        return joined(plain, self.restarts.prompts(states) if states else None, self.global_steps)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        rows = read_rows(self._described(batch), self.use_critic) if self.buffer is not None else []
+        has_restarts = any(row.tag.is_restart for row in rows)
+        if self.use_critic and (has_restarts or self.rrl.lam_value is not None):
+            algorithm = self.config.algorithm
+            lam_value = algorithm.lam if self.rrl.lam_value is None else self.rrl.lam_value
+            put_advantages(batch, algorithm.gamma, algorithm.lam, lam_value, algorithm.use_kl_in_reward)
+        if rows:
+            self._keep_books(rows)
+        return batch
+
+    def _keep_books(self, rows: list[StepRow]) -> None:
+        """What became of restarts, and new states."""
+        assert self.buffer is not None
+        answers = answers_of(rows)
+        for answer in answers:
+            self.comparison.add_fresh(answer.query_id, answer.is_right)
+        judged = [row for row in rows if row.tag.is_restart and not row.tag.reward_error]
+        self.comparison.add_restarts((row.query_id, row.tag.correct) for row in judged)
+        if tries := tries_of(rows):
+            self.buffer.tried(tries, self.global_steps)
+        if self._is_past(self.rrl.collect_after):
+            rng = random.Random(f"{self.config.data.seed}/states/{self.global_steps}/{self.local_trigger_step}")
+            found = states_of(answers, self.rrl.states, self.cutter, self.global_steps, rng, self.buffer.aimed)
+            self.buffer.add(found, self.global_steps)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = super()._update_critic(batch, metrics)
+        if self.buffer is not None:
+            self._value_anew(self.buffer)
+        return batch
+
+    def _value_anew(self, buffer: StateBuffer) -> None:
+        """Here and not before a draw: vLLM holds the GPU's memory then."""
+        slots = due(self.rrl.restarts.share, self.config.data.train_batch_size, 0)
+        number = self.rrl.restarts.shortlist * slots
+        if not (number and self.rrl.restarts.temperature is not None and self._is_past(self.rrl.collect_after)):
+            return
+        states = self.restarts.draw(number, "shortlist", self.global_steps)
+        if states:
+            prompts = [self._prompt_ids(state.query_id) for state in states]
+            prefixes = [state.tokens.tolist() for state in states]
+            temperature = self.config.actor_rollout_ref.rollout.temperature
+            values = values_of(self.critic_wg, prompts, prefixes, temperature, self.tokenizer.eos_token_id)
+            found = [(state.id, *pair) for state, pair in zip(states, values, strict=True)]
+            buffer.revalue(found, self.global_steps)
+
+    def _prompt_ids(self, query_id: str) -> list[int]:
+        return self.tokenizer.apply_chat_template(
+            self.restarts.messages(query_id),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **(self.config.data.get("apply_chat_template_kwargs") or {}),
+        )
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        if self.buffer is not None:
+            metrics.update(self.comparison.metrics())
+            warning = self.comparison.warning()
+            metrics["alarm/restarts"] = int(warning is not None)
+            if warning:
+                logger.warning(warning)
+            metrics.update(self.buffer.metrics())
+        return batch
+
+    def on_step_end(self) -> None:
+        if self.buffer is not None:  # a failed write must end the run, after the last step too
+            self.buffer.flush()
+        super().on_step_end()
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args, **kwargs) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        if self.buffer is not None:
+            metrics.update(restart_figures(read_rows(self._described(batch), self.use_critic)))
 
 
 @register_trainer(trainer_name("rrl", SYNC))

@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.common.trainer.checkpoints import keep, sign, told_foreign, writer_of
+from recipe.common.trainer.resume import resume_step
 
 
 def trainer(folder: Path, **settings):
@@ -75,3 +76,19 @@ def test_a_signature_says_who_wrote(tmp_path):
     sign(tmp_path / "global_step_1", "baseline_colocate_async")
     assert writer_of(tmp_path / "global_step_1") == "baseline_colocate_async"
     assert writer_of(tmp_path / "global_step_2") is None
+
+
+def test_a_checkpoint_whose_critic_is_gone_is_none_to_go_on_from(tmp_path):
+    save(tmp_path, 1, 2, roles=("actor", "critic"))
+    for step in (1, 2):
+        sign(tmp_path / f"global_step_{step}", "rrl", with_critic=True)
+    assert resume_step(trainer(tmp_path)) == 2
+    keep(trainer(tmp_path, max_critic_ckpt_to_keep=1), 2)
+    assert (there(tmp_path), there(tmp_path, "critic")) == ([1, 2], [2])
+    (tmp_path / "global_step_2" / "critic").rename(tmp_path / "gone")
+    with pytest.raises(ValueError, match="there is no complete checkpoint"):
+        resume_step(trainer(tmp_path))
+    (tmp_path / "gone").rename(tmp_path / "global_step_1" / "critic")
+    assert resume_step(trainer(tmp_path)) == 1
+    keep(trainer(tmp_path, max_actor_ckpt_to_keep=1), 2)
+    assert there(tmp_path) == [2], "its critic does not keep an actor"

@@ -132,4 +132,7 @@ def _validate(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    if need_critic(config):  # of whose model verl would fetch the files
+        config = deepcopy(config)
+        OmegaConf.update(config, "critic.model", None)
     validate_config(config, need_reference_policy(config), need_critic(config))

@@ -19,21 +19,19 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.trainer.resume import checkpoint_of, resume_step, saved_steps
-
-WRITER = "trainer.json"
-"""File in a checkpoint that names the trainer which wrote it, as `trainer.v1.trainer_mode` has it."""
+from recipe.common.trainer.resume import CRITIC, WRITER, checkpoint_of, resume_step, saved_steps, told_of
 
 
-def sign(checkpoint: Path, trainer: str) -> None:
+def sign(checkpoint: Path, trainer: str, with_critic: bool = False) -> None:
+    """Write down who writes the checkpoint, by its `trainer.v1.trainer_mode`, and whether it will have a critic."""
     checkpoint.mkdir(parents=True, exist_ok=True)
-    (checkpoint / WRITER).write_text(json.dumps({"trainer": trainer}) + "\n")
+    told = {"trainer": trainer} | ({CRITIC: True} if with_critic else {})
+    (checkpoint / WRITER).write_text(json.dumps(told) + "\n")
 
 
 def writer_of(checkpoint: Path) -> str | None:
     """None of one that no trainer of a recipe signed."""
-    file = checkpoint / WRITER
-    return json.loads(file.read_text())["trainer"] if file.is_file() else None
+    return told_of(checkpoint).get("trainer")
 
 
 def told_foreign(trainer: DictConfig) -> str | None:

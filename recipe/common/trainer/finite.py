@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor
 
 from recipe.common.queue import KVBatchMeta
 from recipe.common.trainer.resume import go_back_to
+from recipe.common.trainer.safe_loading import without_unpickling
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import MAGIC_ATTR, register
 from verl.trainer.ppo.utils import Role
@@ -71,7 +72,8 @@ def has_broken(module: torch.nn.Module) -> bool:
 
 
 class WatchedTrainingWorker(TrainingWorker):
-    """verl's training worker, which tells of gradients and weights that are not finite."""
+    """verl's training worker, which tells of gradients and weights that are not finite, and runs nothing that a
+    checkpoint names."""
 
     # A critic is called from the trainer, as verl's method says; an actor from the worker around it.
     @register(**getattr(TrainingWorker.train_mini_batch, MAGIC_ATTR))
@@ -89,6 +91,11 @@ class WatchedTrainingWorker(TrainingWorker):
         if is_last:  # here the weights are still where they are trained
             self._broken = self._any_rank_broken()
         return output
+
+    @register(**getattr(TrainingWorker.load_checkpoint, MAGIC_ATTR))
+    def load_checkpoint(self, *args, **kwargs) -> None:
+        with without_unpickling():
+            super().load_checkpoint(*args, **kwargs)
 
     def _any_rank_broken(self) -> int:
         modules = self.engine.module if isinstance(self.engine.module, list) else [self.engine.module]

@@ -30,12 +30,12 @@ from omegaconf import DictConfig
 
 from recipe.common import queue
 from recipe.common.checks import Broken, refuse
-from recipe.common.metrics import group_ledger, series_metrics
+from recipe.common.metrics import add_all_work, group_ledger, series_metrics
 from recipe.common.modes import SYNC
 from recipe.common.outcome import NO_SCORE, Reading, check_judged
 from recipe.common.queue import KVBatchMeta
 from recipe.common.reward.judge import source_faults, verls_faults
-from recipe.common.rows import is_reflection, sessions_of, uid_of, versions_of
+from recipe.common.rows import is_reflection, sessions_of, tags_of, uid_of, versions_of
 from recipe.common.trainer.checkpoints import keep, left_behind, sign, told_foreign
 from recipe.common.trainer.discarded import watched
 from recipe.common.trainer.finite import FiniteMixin
@@ -97,7 +97,7 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
     def _save_checkpoint(self) -> None:
         folder, step = Path(self.config.trainer.default_local_dir), self.global_steps
         if self._may_save():
-            sign(folder / f"global_step_{step}", self._name)  # first: a crash may come at any time
+            sign(folder / f"global_step_{step}", self._name, self.use_critic)  # first: a crash may come at any time
         super()._save_checkpoint()
         if self._may_save():
             keep(self.config.trainer, step)
@@ -143,7 +143,7 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        kept = metrics["fresh/tokens"] + metrics["reflection/tokens"]
+        kept = sum(metrics.get(f"{series}/tokens", 0) for series in ("fresh", "reflection", "restart"))
         discarded = self.replay_buffer.take_discarded_tokens()
         metrics["generated/tokens"] = kept + discarded
         metrics["generated/discarded_tokens"] = discarded
@@ -156,7 +156,12 @@ class LedgerMixin:
         described = self._described(batch)
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        # verl's own series describe answers from the start.
+        restarts = {key for key, tag in zip(described.keys, tags_of(described), strict=True) if tag.is_restart}
+        whole = batch.select_keys([key for key in batch.keys if key not in restarts]) if restarts else batch
+        super()._compute_metrics(whole, metrics, timing_raw, global_steps, epoch)
+        if restarts:
+            add_all_work(metrics, batch)
         sessions = sessions_of(described.keys)
         if len(sessions) < len(described.keys):
             metrics.update(self._of_sessions(described, [rows[-1] for rows in sessions.values()]))

@@ -13,6 +13,7 @@
 # limitations under the License.
 """Which checkpoint a start goes on from. verl's tracker file, which says so, is not written atomically."""
 
+import json
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +22,9 @@ from recipe.common.modes import is_async
 
 PARTS = ("data.pt", "actor")
 """The first is the last that a checkpoint gets. Of one that verl no longer keeps, actor is gone."""
+CRITIC = "critic"
+"""A further one of those whose writer has one, as it says in this file of the checkpoint:"""
+WRITER = "trainer.json"
 ASYNC_PARTS = ("transfer_queue", "data.pt", "actor")
 """The asynchronous modes save last what is in flight; the folder gets its name when it is complete."""
 
@@ -37,7 +41,7 @@ def resume_step(trainer: DictConfig) -> int:
     parts = _parts(trainer)
     if trainer.resume_mode == "resume_path":
         named = Path(str(trainer.resume_from_path))
-        if not _is_complete(named, parts):
+        if not (_is_complete(named, parts) and _has_critic(named)):
             raise ValueError(
                 f"trainer.resume_from_path={trainer.resume_from_path}: no complete checkpoint there; name a folder "
                 f"global_step_N that holds {' and '.join(parts)}"
@@ -45,7 +49,7 @@ def resume_step(trainer: DictConfig) -> int:
         step = _step_of(named)
     else:
         text = tracker.read_text(errors="replace").strip() if tracker.exists() else ""
-        complete = saved_steps(tracker.parent, parts)
+        complete = _whole_steps(tracker.parent, parts)
         if text.isdecimal() and int(text) in complete:
             return int(text)
         if not complete and not tracker.exists():
@@ -71,7 +75,7 @@ def checkpoint_of(trainer: DictConfig, step: int) -> Path:
 def go_back_to(trainer: DictConfig, step: int) -> Path | None:
     """The newest complete checkpoint up to that step, from which the next start goes on; None where there is none."""
     tracker = _tracker(trainer)
-    steps = [saved for saved in saved_steps(tracker.parent, _parts(trainer)) if saved <= step]
+    steps = [saved for saved in _whole_steps(tracker.parent, _parts(trainer)) if saved <= step]
     if not steps:
         return None
     _point_to(tracker, steps[-1])
@@ -81,6 +85,10 @@ def go_back_to(trainer: DictConfig, step: int) -> Path | None:
 def saved_steps(folder: Path, parts: tuple[str, ...]) -> list[int]:
     """Steps of the checkpoints that have these parts, in order."""
     return sorted(_step_of(path) for path in folder.glob("global_step_*") if _is_complete(path, parts))
+
+
+def _whole_steps(folder: Path, parts: tuple[str, ...]) -> list[int]:
+    return [step for step in saved_steps(folder, parts) if _has_critic(folder / f"global_step_{step}")]
 
 
 def _tracker(trainer: DictConfig) -> Path:
@@ -104,3 +112,14 @@ def _step_of(checkpoint: Path) -> int:
 def _is_complete(checkpoint: Path, parts: tuple[str, ...]) -> bool:
     name = checkpoint.name.removeprefix("global_step_")
     return name.isdecimal() and all((checkpoint / part).exists() for part in parts)
+
+
+def _has_critic(checkpoint: Path) -> bool:
+    """Or needs none."""
+    return (checkpoint / CRITIC).exists() or not told_of(checkpoint).get(CRITIC, False)
+
+
+def told_of(checkpoint: Path) -> dict:
+    """What its writer wrote about itself; nothing of one that no trainer of a recipe signed."""
+    file = checkpoint / WRITER
+    return json.loads(file.read_text()) if file.is_file() else {}

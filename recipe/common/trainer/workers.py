@@ -28,7 +28,6 @@ from recipe.common.queue import column
 from recipe.common.rows import TrainedUid
 from recipe.common.trainer import engine  # noqa: F401  registers itself
 from recipe.common.trainer.finite import WatchedTrainingWorker
-from recipe.common.trainer.safe_loading import without_unpickling
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
@@ -75,10 +74,6 @@ class CountingTrainingWorker(WatchedTrainingWorker):
             if folder is not None:
                 self._write_down(folder)
         return output
-
-    def load_checkpoint(self, *args, **kwargs) -> None:
-        with without_unpickling():
-            super().load_checkpoint(*args, **kwargs)
 
     def train_batch(self, data: TensorDict) -> TensorDict:
         self._received.append(column(data["uid"]))

@@ -32,8 +32,6 @@ BY_VALUE, AT_RANDOM, STEERED, FIXED = "value", "random", "steered", "fixed"
 FAILED_CUTS = (BY_VALUE, AT_RANDOM)
 RIGHT_CUTS = (STEERED, FIXED, AT_RANDOM)
 GAIN, RAW = SCORES = ("gain", "raw")
-UNIFORM = "uniform"
-DRAWS = (BY_VALUE, UNIFORM)
 
 
 def _checked(group: Any, key: str, rules: dict[str, tuple[bool, str]]) -> None:
@@ -125,21 +123,20 @@ class RestartsConfig(BaseConfig):
     """[U] Share of a step's prompts that begin at a state, as far as there are any. 0: PPO, and no state is kept."""
     after: float = 0.2
     """[U] Share of the run's steps after which restarts begin."""
-    draw: str = "value"
-    """[U] States are drawn by their `value` now, exp(score / temperature) / sqrt(1 + tries), or `uniform`ly."""
-    temperature: float = 0.1
-    """[U] Of that draw."""
+    temperature: float | None = 0.1
+    """[U] States are drawn by exp(gain / temperature) / sqrt(1 + tries), the gain being that of the newest critic that
+    was asked. None: by tries alone."""
     shortlist: int = 4
-    """[U] States that the critic values anew after each of its updates, per restart of a step: a draw is from these."""
+    """[U] States that the critic values anew after each of its updates, per restart of a step, drawn as these
+    are. 0: none."""
 
     def __post_init__(self):
-        above = is_number(self.temperature) and self.temperature > 0
+        above = self.temperature is None or (is_number(self.temperature) and self.temperature > 0)
         rules = {
             "share": (is_number(self.share) and 0 <= self.share < 1, "be in [0, 1)"),
             "after": (_is_share(self.after), "be in [0, 1]"),
-            "draw": _one_of(self.draw, DRAWS),
-            "temperature": (above, "be above 0"),
-            "shortlist": (is_count(self.shortlist, 1), "be at least 1"),
+            "temperature": (above, "be above 0 or null"),
+            "shortlist": (is_count(self.shortlist, 0), "be at least 0"),
         }
         _checked(self, f"{KEY}.restarts", rules)
 

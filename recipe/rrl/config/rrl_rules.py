@@ -25,7 +25,6 @@ from recipe.rrl.config.rrl_config import (
     AT_RANDOM,
     BY_VALUE,
     KEY,
-    UNIFORM,
     RRLConfig,
     faults_of,
     load_rrl_config,
@@ -170,10 +169,11 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
 
 
 def _without_values(rrl: RRLConfig) -> Iterator[Broken]:
+    cut, temperature = rrl.states.failed_cut, rrl.restarts.temperature
     needs = {
-        f"{KEY}.states.failed_cut": (rrl.states.takes_failed and rrl.states.failed_cut == BY_VALUE, AT_RANDOM),
-        f"{KEY}.restarts.draw": (rrl.restarts.draw == BY_VALUE, UNIFORM),
+        f"{KEY}.states.failed_cut": (rrl.states.takes_failed and cut == BY_VALUE, cut, AT_RANDOM),
+        f"{KEY}.restarts.temperature": (temperature is not None, temperature, "null"),
     }
-    for key, (broken, way) in needs.items():
+    for key, (broken, value, way) in needs.items():
         if broken:
-            yield Broken(f"{key}: {BY_VALUE} needs a critic, and critic.enable is False", (f"{key}={way}",))
+            yield Broken(f"{key}: {value} needs a critic, and critic.enable is False", (f"{key}={way}",))

@@ -1,0 +1,158 @@
+# Copyright 2026 Individual Contributor: the R^3 recipe authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Which states a step's answers leave behind: pure functions on answers, no Ray, no TransferQueue."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe.rrl.config.rrl_config import AT_RANDOM, BY_VALUE, FIXED, StatesConfig
+from recipe.rrl.cuts import admitted, best_cut, cut_points, fixed_cut, random_cut, steered, step_ends
+from recipe.rrl.states import FAILED, RIGHT, State
+
+END_OF_THINKING = "</think>"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One written from the start in this step."""
+
+    query_id: str
+    group: str
+    """Its uid."""
+    tokens: np.ndarray
+    """(L,) ids."""
+    is_right: bool
+    values: np.ndarray | None
+    """(L,) V(s_t) of t = 0 .. L-1; None without a critic."""
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """Where answers of a model may be cut.
+
+    Args:
+        ends: (V,) of `cuts.step_ends`.
+        never: ids that no state may hold.
+        room: tokens that a restart has left at least.
+        max_length: data.max_response_length.
+    """
+
+    ends: np.ndarray
+    never: frozenset[int]
+    room: int
+    max_length: int
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, tokenizer, config: StatesConfig, max_length: int) -> "Cutter":
+        texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+        never = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
+        never |= {token for token, text in enumerate(texts) if text.strip() == END_OF_THINKING}
+        room = -(-round(config.room * max_length * 1e6) // 10**6)  # up, but for the rounding of floats
+        return cls(step_ends(texts, never), frozenset(never), max(1, room), max_length, config.earliest, config.latest)
+
+    def points(self, tokens: np.ndarray) -> np.ndarray:
+        return cut_points(
+            tokens,
+            self.ends,
+            room=self.room,
+            max_length=self.max_length,
+            lowest=self.lowest,
+            highest=self.highest,
+            never=self.never,
+        )
+
+
+def states_of(
+    answers: Iterable[Answer],
+    config: StatesConfig,
+    cutter: Cutter,
+    step: int,
+    rng: random.Random,
+    aimed: Callable[[str], Sequence[tuple[float, int, int]]],
+) -> list[State]:
+    """The states that a step adds, of hard problems: at most one an answer.
+
+    Args:
+        answers: of whole groups, in any order: the result depends on their content alone.
+        aimed: by query id, (share aimed at, tries, successes) of its steered restarts so far.
+    """
+    hard = _hard(list(answers), config.hard)
+    failed = [answer for answer in hard if not answer.is_right] if config.takes_failed else []
+    right = [answer for answer in hard if answer.is_right] if config.takes_right else []
+    return [*_failed(failed, config, cutter, step, rng), *_right(right, config, cutter, step, rng, aimed)]
+
+
+def _hard(answers: Collection[Answer], most: float) -> list[Answer]:
+    """The answers of groups of which at most that share is right, in an order of their content."""
+    groups = defaultdict(list)
+    for answer in answers:
+        groups[answer.group].append(answer)
+    kept = [group for group in groups.values() if np.mean([answer.is_right for answer in group]) <= most]
+    return sorted((answer for group in kept for answer in group), key=lambda a: (a.query_id, a.tokens.tolist()))
+
+
+def _failed(answers: list[Answer], config: StatesConfig, cutter: Cutter, step: int, rng: random.Random) -> list[State]:
+    """By value: the best cut of each answer, if it is among the step's best. At random: as large a share of them."""
+    cuts = [(answer, cutter.points(answer.tokens)) for answer in answers]
+    cuts = [(answer, points) for answer, points in cuts if len(points)]
+    if config.failed_cut == AT_RANDOM:
+        chosen = rng.sample(cuts, round(config.admit * len(cuts)))
+        return [_state(answer, random_cut(points, rng), FAILED, step) for answer, points in chosen]
+    assert config.failed_cut == BY_VALUE
+    found = [(answer, best_cut(answer.values, points, config.score)) for answer, points in cuts]
+    is_kept = admitted(np.array([score for _, (_, score) in found]), config.floor, config.admit)
+    return [_state(answer, cut, FAILED, step) for (answer, (cut, _)), kept in zip(found, is_kept, strict=True) if kept]
+
+
+def _right(
+    answers: list[Answer],
+    config: StatesConfig,
+    cutter: Cutter,
+    step: int,
+    rng: random.Random,
+    aimed: Callable[[str], Sequence[tuple[float, int, int]]],
+) -> list[State]:
+    states = []
+    for answer in answers:
+        points, length = cutter.points(answer.tokens), len(answer.tokens)
+        if not len(points):
+            continue
+        if config.right_cut == AT_RANDOM:
+            states.append(_state(answer, random_cut(points, rng), RIGHT, step))
+        elif config.right_cut == FIXED:
+            states.append(_state(answer, fixed_cut(points, config.right_share, length), RIGHT, step))
+        else:
+            share = steered(aimed(answer.query_id), config.right_share)
+            states.append(_state(answer, fixed_cut(points, share, length), RIGHT, step, aim=share))
+    return states
+
+
+def _state(answer: Answer, cut: int, origin: str, step: int, aim: float | None = None) -> State:
+    known = answer.values is not None
+    return State(
+        query_id=answer.query_id,
+        tokens=np.asarray(answer.tokens[:cut], dtype=np.int32),
+        origin=origin,
+        length=len(answer.tokens),
+        step=step,
+        value=float(answer.values[cut]) if known else None,
+        start_value=float(answer.values[0]) if known else None,
+        aim=aim,
+    )

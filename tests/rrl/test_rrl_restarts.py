@@ -1,0 +1,81 @@
+"""How many restarts a step has, what a rollout worker makes of one, and when they are not worth it."""
+
+import pytest
+
+from recipe.rrl.agent_loop import with_prefix
+from recipe.rrl.alarms import Comparison
+from recipe.rrl.restarts import due
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+
+def test_every_so_many_prompts_there_is_a_restart_whether_they_come_in_batches_or_one_by_one():
+    assert [due(0.25, 1, before) for before in range(8)] == [0, 0, 0, 1, 0, 0, 0, 1]
+    assert [due(0.25, 10, before) for before in (0, 10, 20)] == [2, 3, 2]
+    assert due(0.0, 100, 7) == 0
+
+
+def test_a_restart_is_the_row_of_an_answer_from_the_start_with_its_prefix_masked():
+    output = AgentLoopOutput(
+        prompt_ids=[5, 6, 1, 2],
+        response_ids=[3, 4],
+        response_mask=[1, 1],
+        response_logprobs=[-0.5, -0.6],
+        metrics=AgentLoopMetrics(),
+        extra_fields={},
+    )
+    row = with_prefix(output, [1, 2])
+    assert (row.prompt_ids, row.response_ids) == ([5, 6], [1, 2, 3, 4])
+    assert (row.response_mask, row.response_logprobs) == ([0, 0, 1, 1], [0.0, 0.0, -0.5, -0.6])
+    assert row.extra_fields == {"prompt_variant": "restart", "prefix_len": 2}
+    with pytest.raises(AssertionError, match="changed the tokens"):
+        with_prefix(output, [1, 2])
+
+
+def steps(comparison: Comparison, right: int, number: int = 2) -> list[str | None]:
+    told = []
+    for _ in range(number):
+        comparison.add_restarts([("hard", attempt < right) for attempt in range(4)])
+        told.append(comparison.warning())
+    return told
+
+
+@pytest.fixture
+def comparison():
+    """A problem of which one in four fresh attempts is right."""
+    comparison = Comparison(2)
+    for attempt in range(4):
+        comparison.add_fresh("hard", attempt == 0)
+    return comparison
+
+
+def test_restarts_that_succeed_no_more_often_than_fresh_attempts_are_told_once_with_what_to_switch_off(comparison):
+    first, warning = steps(comparison, right=1)
+    assert first is None and warning == (
+        "of 8 restarts in 2 steps 0.25 succeeded, of fresh attempts at the same problems 0.25: restarts cost and do "
+        "not help; set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
+    )
+    assert steps(comparison, right=1, number=1) == [None], "the count begins anew"
+
+
+def test_restarts_that_succeed_more_often_are_no_reason_to_warn(comparison):
+    assert steps(comparison, right=2, number=5) == [None] * 5
+    assert comparison.metrics() == {
+        "restart/compared": 4,
+        "restart/success": 0.5,
+        "restart/fresh_success": 0.25,
+    }
+
+
+def test_restarts_of_problems_that_were_never_tried_afresh_are_not_compared(comparison):
+    comparison.add_restarts([("other", True)])
+    assert comparison.metrics() == {}
+
+
+def test_a_comparison_goes_on_from_a_checkpoint(comparison, tmp_path):
+    steps(comparison, right=1, number=1)
+    comparison.save(tmp_path)
+    again = Comparison(2)
+    again.load(tmp_path)
+    assert again.metrics() == comparison.metrics()
+    assert steps(again, right=0, number=1)[0].startswith("of 8 restarts in 2 steps 0.12 succeeded")
+    again.load(tmp_path / "of a run without restarts")
