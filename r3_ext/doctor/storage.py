@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ from r3_ext.recipes import recipe_of_config
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+STORES = {"algorithm.r3.history.path": "history", "algorithm.rrl.states.path": "state buffer"}
+"""Settings that name a database."""
 
 
 def existing_parent(path: Path) -> Path:
@@ -36,15 +41,17 @@ def check_output(config: DictConfig) -> list[Finding]:
     tracker = folders["trainer.default_local_dir"].expanduser() / "latest_checkpointed_iteration.txt"
     if tracker.exists() and config.trainer.resume_mode == "auto":
         found += f", resumes after step {tracker.read_text().strip()}"
-    findings = [Finding(OK, "output", found)]
-    if is_r3(config):
-        from recipe.common.store.lock import network_file_system
+    return [Finding(OK, "output", found), *_far_away(folders)]
 
-        kind = network_file_system(str(existing_parent(folders["algorithm.r3.history.path"])))
-        if kind is not None:
-            advice = "it works, but nobody can read it during the run; algorithm.r3.history.path may name a local disk"
-            findings.append(Finding(WARN, "history", f"on a network file system ({kind})", advice))
-    return findings
+
+def _far_away(folders: dict[str, Path]) -> Iterator[Finding]:
+    """Databases on a network file system."""
+    from recipe.common.store.lock import network_file_system
+
+    for key, name in STORES.items():
+        if key in folders and (kind := network_file_system(str(existing_parent(folders[key])))):
+            advice = f"it works, but nobody can read it during the run; {key} may name a local disk"
+            yield Finding(WARN, name, f"on a network file system ({kind})", advice)
 
 
 def _bytes_each(checkpoint: DictConfig) -> int:

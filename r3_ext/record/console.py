@@ -11,6 +11,7 @@ from rich.text import Text
 
 from r3_ext.host.text import in_one_line
 from r3_ext.record.summary import NO_SCORE, environment_steps, reward_of, skipped_steps, validation_accuracy
+from recipe.rrl.alarms import NO_USE
 
 
 def step_line(row: dict, width: int, with_sessions: bool = False) -> str:
@@ -45,6 +46,8 @@ def answer_parts(row: dict) -> list[str]:
         if "reflection/prompts" in row:
             parts.append(f"reflect {int(row['reflection/solved'])}/{int(row['reflection/prompts'])}")
         parts.append(f"ranked {int(row['groups/ranked'])}")
+    if "restart/success" in row:
+        parts.insert(1, f"restarts {row['restart/success']:.2f} (fresh {row['restart/fresh_success']:.2f})")
     return parts
 
 
@@ -110,6 +113,8 @@ class RunDisplay:
             skipped, taken = skipped_steps(row)
             told = f"optimizer steps skipped: {skipped} of {skipped + taken}"
             self.say(f"alarm: gradients or weights are not finite; {told}")
+        if row.get("alarm/restarts"):
+            self.say(f"alarm: {NO_USE}")
 
 
 def found_by(by: dict[str, int]) -> str:

@@ -25,6 +25,7 @@ from r3_ext.report.readers import (
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
 from r3_ext.report.sessions import SIGNAL, TURNS
+from recipe.rrl.alarms import NO_USE
 
 TRUNCATION_RISE = 0.05
 LENGTH_RISE = 1.2
@@ -206,7 +207,7 @@ def session_headline(arm: Arm) -> dict[str, str]:
 def findings(arms: list[Arm]) -> list[Finding]:
     """Sentences computed from the data: warnings first, then what compares the arms."""
     found = equal_tokens_said(arms)
-    rules = (validation_said, lengths_said, reflection_said, replay_said, alarms_said, trouble_said)
+    rules = (validation_said, lengths_said, reflection_said, replay_said, restarts_said, alarms_said, trouble_said)
     for arm in arms:
         label = arm.label if len(arms) > 1 else ""
         found += [replace(one, arm=label) for rule in rules for one in rule(arm)]
@@ -285,6 +286,22 @@ def replay_said(arm: Arm) -> list[Finding]:
         return []
     text = f"In the last tenth of the steps replayed tokens keep {percent(ess[1])} of their sample size"
     return [Finding(f"{text}; the 99th percentile of their ratio is {span(high[1])}.", warning=ess[1] < LOW_ESS)]
+
+
+def restarts_said(arm: Arm) -> list[Finding]:
+    """Whether restarts were worth it: against fresh attempts at the same problems, all steps together."""
+    rows = [row for run in arm.runs for row in run.rows if row.get("restart/compared")]
+    if not rows:
+        return []
+    number = sum(row["restart/compared"] for row in rows)
+    own, fresh = (
+        sum(row[f"restart/{name}"] * row["restart/compared"] for row in rows) / number
+        for name in ("success", "fresh_success")
+    )
+    text = (
+        f"{number:,.0f} restarts succeeded in {percent(own)}, fresh attempts at the same problems in {percent(fresh)}"
+    )
+    return [Finding(f"{text}." if own > fresh else f"{text}: {NO_USE}.", warning=own <= fresh)]
 
 
 def alarms_said(arm: Arm) -> list[Finding]:

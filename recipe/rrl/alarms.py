@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 WARN_AFTER_STEPS = 20
+NO_USE = "restarts cost and do not help; set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
 FILE = "restarts.json"
 """In a checkpoint."""
 
@@ -64,8 +65,7 @@ class Comparison:
         self.steps.clear()
         return (
             f"of {number:,} restarts in {patience} steps {own / number:.2f} succeeded, of fresh attempts at the same "
-            f"problems {fresh / number:.2f}: restarts cost and do not help; set "
-            "algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
+            f"problems {fresh / number:.2f}: {NO_USE}"
         )
 
     def save(self, checkpoint: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from recipe.rrl.config.rrl_config import AT_RANDOM, BY_VALUE, FIXED, StatesConfig
 from recipe.rrl.cuts import admitted, best_cut, cut_points, fixed_cut, random_cut, steered, step_ends
-from recipe.rrl.states import FAILED, RIGHT, State
+from recipe.rrl.states import FAILED, REFERENCE, RIGHT, State
 
 END_OF_THINKING = "</think>"
 
@@ -86,17 +86,24 @@ def states_of(
     step: int,
     rng: random.Random,
     aimed: Callable[[str], Sequence[tuple[float, int, int]]],
+    solution: Callable[[str], Sequence[int]] | None = None,
 ) -> list[State]:
-    """The states that a step adds, of hard problems: at most one an answer.
+    """The states that a step adds, of hard problems: at most one an answer, and one a solution.
 
     Args:
         answers: of whole groups, in any order: the result depends on their content alone.
         aimed: by query id, (share aimed at, tries, successes) of its steered restarts so far.
+        solution: by query id, token ids of a worked solution; None: there is none.
     """
     hard = _hard(list(answers), config.hard)
     failed = [answer for answer in hard if not answer.is_right] if config.takes_failed else []
     right = [answer for answer in hard if answer.is_right] if config.takes_right else []
-    return [*_failed(failed, config, cutter, step, rng), *_right(right, config, cutter, step, rng, aimed)]
+    found = _failed(failed, config, cutter, step, rng)
+    found += [state for answer in right if (state := _right(answer, config, cutter, step, rng, aimed, RIGHT))]
+    for query_id in sorted({answer.query_id for answer in hard}) if solution else ():
+        given = Answer(query_id, "", np.array(solution(query_id), dtype=np.int32), True, None)
+        found += [state] if (state := _right(given, config, cutter, step, rng, aimed, REFERENCE)) else []
+    return found
 
 
 def _hard(answers: Collection[Answer], most: float) -> list[Answer]:
@@ -122,26 +129,24 @@ def _failed(answers: list[Answer], config: StatesConfig, cutter: Cutter, step: i
 
 
 def _right(
-    answers: list[Answer],
+    answer: Answer,
     config: StatesConfig,
     cutter: Cutter,
     step: int,
     rng: random.Random,
     aimed: Callable[[str], Sequence[tuple[float, int, int]]],
-) -> list[State]:
-    states = []
-    for answer in answers:
-        points, length = cutter.points(answer.tokens), len(answer.tokens)
-        if not len(points):
-            continue
-        if config.right_cut == AT_RANDOM:
-            states.append(_state(answer, random_cut(points, rng), RIGHT, step))
-        elif config.right_cut == FIXED:
-            states.append(_state(answer, fixed_cut(points, config.right_share, length), RIGHT, step))
-        else:
-            share = steered(aimed(answer.query_id), config.right_share)
-            states.append(_state(answer, fixed_cut(points, share, length), RIGHT, step, aim=share))
-    return states
+    origin: str,
+) -> State | None:
+    """None where there is no cut."""
+    points, length, share = cutter.points(answer.tokens), len(answer.tokens), config.right_share
+    if not len(points):
+        return None
+    if config.right_cut == AT_RANDOM:
+        return _state(answer, random_cut(points, rng), origin, step)
+    if config.right_cut == FIXED:
+        return _state(answer, fixed_cut(points, share, length), origin, step)
+    share = steered(aimed(answer.query_id), share)
+    return _state(answer, fixed_cut(points, share, length), origin, step, aim=share)
 
 
 def _state(answer: Answer, cut: int, origin: str, step: int, aim: float | None = None) -> State:

@@ -17,6 +17,7 @@ import math
 import random
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tensordict import TensorDict
@@ -27,9 +28,6 @@ from recipe.rrl.agent_loop import AGENT_NAME, PREFIX
 from recipe.rrl.config.rrl_config import RRLConfig
 from recipe.rrl.states import State, StateBuffer
 from verl.utils import tensordict_utils as tu
-
-STATE_ID = "state_id"
-"""Column of a prompt: id of the state that it begins at, -1 for none."""
 
 
 def due(share: float, prompts: int, before: int) -> int:
@@ -72,7 +70,6 @@ class Restarts:
         batch = tu.get_tensordict(rows)
         set_column(batch, "agent_name", [AGENT_NAME] * len(batch))
         set_column(batch, PREFIX, [state.tokens for state in states])
-        set_column(batch, STATE_ID, [state.id for state in states])
         return batch
 
     def mark(self, batch: TensorDict) -> None:
@@ -82,7 +79,10 @@ class Restarts:
         else:  # as rows of one kind, so that they can be joined
             set_column(batch, "agent_name", list(batch["agent_name"]))
         set_column(batch, PREFIX, [np.zeros(0, dtype=np.int32)] * len(batch))
-        set_column(batch, STATE_ID, [-1] * len(batch))
+
+    def column(self, name: str, query_id: str) -> Any:
+        """Of a problem's row in the data."""
+        return self.dataset.dataframe[self.place[query_id]][name]
 
     def messages(self, query_id: str) -> list[dict]:
         return list(self.dataset[self.place[query_id]]["raw_prompt"])

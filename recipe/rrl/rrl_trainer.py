@@ -29,6 +29,7 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
@@ -87,6 +88,12 @@ class RRLMixin(BaselineMixin):
         collate, agent = self.train_dataloader.collate_fn, rollout.agent.default_agent_loop
         self.restarts = Restarts(self.rrl, self.buffer, self.train_dataset, collate, agent, data.seed)
         self.cutter = Cutter.of(self.tokenizer, self.rrl.states, data.max_response_length)
+        reference, columns = self.rrl.states.reference, self.train_dataset.dataframe.column_names
+        if reference and reference not in columns:
+            raise ValueError(
+                f"algorithm.rrl.states.reference must be a column of data.train_files, which has {', '.join(columns)}, "
+                f"got {reference!r}; set algorithm.rrl.states.reference=null for none"
+            )
 
     # checkpoints
 
@@ -122,9 +129,6 @@ class RRLMixin(BaselineMixin):
         super().on_train_begin()
         logger.info(f"RRL-style: {'; '.join(describe(self.rrl))}")
 
-    def _is_past(self, share: float) -> bool:
-        return self.global_steps > share * self.total_training_steps
-
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         if self.buffer is None:
             return super()._next_train_batch(num_prompts)
@@ -132,7 +136,7 @@ class RRLMixin(BaselineMixin):
         before = (self.global_steps - 1) * size if self.asked is None else self.asked
         prompts = size if num_prompts is None else num_prompts
         self.asked, states = before + prompts, []
-        if (number := due(share, prompts, before)) and self._is_past(self.rrl.restarts.after):
+        if (number := due(share, prompts, before)) and self.global_steps > self.rrl.restarts.after:
             states = self.restarts.draw(number, "restart", before)
         plain = super()._next_train_batch(prompts - len(states)) if len(states) < prompts else None
         if plain is not None:
@@ -160,11 +164,18 @@ class RRLMixin(BaselineMixin):
         judged = [row for row in rows if row.tag.is_restart and not row.tag.reward_error]
         self.comparison.add_restarts((row.query_id, row.tag.correct) for row in judged)
         if tries := tries_of(rows):
-            self.buffer.tried(tries, self.global_steps)
-        if self._is_past(self.rrl.collect_after):
+            ids = self.buffer.ids_of((query_id, np.array(tokens)) for query_id, tokens in tries)
+            found = [(at, *counts) for at, counts in zip(ids, tries.values(), strict=True) if at is not None]
+            self.buffer.tried(found, self.global_steps)
+        if self.global_steps > self.rrl.collect_after:
             rng = random.Random(f"{self.config.data.seed}/states/{self.global_steps}/{self.local_trigger_step}")
-            found = states_of(answers, self.rrl.states, self.cutter, self.global_steps, rng, self.buffer.aimed)
-            self.buffer.add(found, self.global_steps)
+            solution = self._solution if self.rrl.states.reference else None
+            rules = self.rrl.states, self.cutter, self.global_steps, rng, self.buffer.aimed, solution
+            self.buffer.add(states_of(answers, *rules), self.global_steps)
+
+    def _solution(self, query_id: str) -> list[int]:
+        text = str(self.restarts.column(self.rrl.states.reference, query_id) or "")
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._update_critic(batch, metrics)
@@ -176,7 +187,7 @@ class RRLMixin(BaselineMixin):
         """Here and not before a draw: vLLM holds the GPU's memory then."""
         slots = due(self.rrl.restarts.share, self.config.data.train_batch_size, 0)
         number = self.rrl.restarts.shortlist * slots
-        if not (number and self.rrl.restarts.temperature is not None and self._is_past(self.rrl.collect_after)):
+        if not (number and self.rrl.restarts.temperature is not None and self.global_steps > self.rrl.collect_after):
             return
         states = self.restarts.draw(number, "shortlist", self.global_steps)
         if states:

@@ -34,8 +34,10 @@ import random
 import sqlite3
 from collections.abc import Iterable
 
+import numpy as np
+
 from recipe.common.store import pins
-from recipe.common.store.codec import checksum_of
+from recipe.common.store.codec import as_ids, checksum_of, digest_of
 from recipe.common.store.file import Kind
 from recipe.common.store.store import Store
 from recipe.rrl.cuts import drawn
@@ -246,6 +248,15 @@ class StateBuffer(Store):
         sql = "SELECT aim, tries, successes FROM attempts WHERE query_id = ? AND aim IS NOT NULL ORDER BY step, digest"
         with self.kind.explained(self.path):
             return self._db.execute(sql, (query_id,)).fetchall()
+
+    def ids_of(self, prefixes: Iterable[tuple[str, np.ndarray]]) -> list[int | None]:
+        """The state of each (query id, token ids), whether it can be drawn still or not; None of one that the file does
+        not have. What is under way when training goes back finds its state by content: ids may have changed."""
+        self.flush()
+        sql = "SELECT max(id) FROM states WHERE query_id = ? AND digest = ? AND NOT abandoned"
+        with self.kind.explained(self.path):
+            found = ((query_id, digest_of(as_ids(tokens), seed=0)) for query_id, tokens in prefixes)
+            return [self._db.execute(sql, each).fetchone()[0] for each in found]
 
     # the whole
 

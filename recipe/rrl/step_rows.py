@@ -23,7 +23,6 @@ from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import RowTag, tags_of, uid_of
 from recipe.rrl.collect import Answer
-from recipe.rrl.restarts import STATE_ID
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,6 @@ class StepRow:
     group: str
     """Its uid."""
     query_id: str
-    state_id: int
-    """-1: it was written from the start."""
     tag: RowTag
     tokens: np.ndarray
     """(L,) ids of the response, those of a state included."""
@@ -44,13 +41,12 @@ class StepRow:
 
 def read_rows(described: KVBatchMeta, with_values: bool) -> list[StepRow]:
     """described: rows with the tags of rows.py, padding left out."""
-    fields = ["responses", "query_id", STATE_ID, "old_log_probs", *(["values"] if with_values else [])]
+    fields = ["responses", "query_id", "old_log_probs", *(["values"] if with_values else [])]
     rows = queue.read(described, fields)
     return [
         StepRow(
             group=uid_of(key),
             query_id=str(row["query_id"]),
-            state_id=int(row[STATE_ID]),
             tag=tag,
             tokens=row["responses"].numpy(force=True),
             values=row["values"].numpy(force=True) if with_values else None,
@@ -69,14 +65,15 @@ def answers_of(rows: Iterable[StepRow]) -> list[Answer]:
     ]
 
 
-def tries_of(rows: Iterable[StepRow]) -> list[tuple[int, int, int]]:
-    """(state id, tries, successes), by state; two states may have had one problem."""
+def tries_of(rows: Iterable[StepRow]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
+    """(tries, successes) by state, which is a problem and the tokens of a prefix; in their order."""
     counts = defaultdict(lambda: [0, 0])
     for row in rows:
         if row.tag.is_restart and not row.tag.reward_error:
-            counts[row.state_id][0] += 1
-            counts[row.state_id][1] += row.tag.correct
-    return [(state_id, *found) for state_id, found in sorted(counts.items())]
+            state = row.query_id, tuple(row.tokens[: row.tag.prefix_len].tolist())
+            counts[state][0] += 1
+            counts[state][1] += row.tag.correct
+    return {state: (tries, right) for state, (tries, right) in sorted(counts.items())}
 
 
 def restart_figures(rows: Iterable[StepRow]) -> dict[str, float]:

@@ -1,9 +1,9 @@
 import pytest
 from tagged import PADDING, REPLAYED_RIGHT, REPLAYED_WRONG, RIGHT, WRONG, make_meta, make_tag
 
-from recipe.common.metrics import group_ledger, series_metrics
+from recipe.common.metrics import add_all_work, group_ledger, series_metrics
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import REFLECTION
+from recipe.common.rows import REFLECTION, RESTART
 
 
 def test_ledger_counts_each_group_once_and_every_way_out_of_death():
@@ -125,3 +125,31 @@ def test_an_empty_series_reports_no_means():
 def test_solved_counts_queries_not_answers():
     tags = [make_tag(True, variant=REFLECTION, group=query) for query in ("q1", "q1", "q2")]
     assert series_metrics(make_meta({"a": tags}))["reflection/solved"] == 2
+
+
+def restarted(correct: bool, generated: int, prefix: int) -> dict:
+    lengths = {"prompt_len": 5, "response_len": generated + prefix, "seq_len": 5 + generated + prefix}
+    return make_tag(correct, variant=RESTART) | lengths | {"prefix_len": prefix}
+
+
+def test_restarts_are_a_series_and_a_ledger_of_their_own_and_only_what_they_generated_counts():
+    rows = {"plain": [RIGHT, WRONG], "restart-a": [restarted(True, 3, 7), restarted(False, 5, 7)]}
+    batch = make_meta(rows)
+    ledger, metrics = group_ledger(batch, {}), series_metrics(batch)
+    assert (ledger["groups/total"], ledger["restart/groups/total"], ledger["restart/groups/mixed"]) == (1, 1, 1)
+    assert ledger["reflection/groups/total"] == 0 == metrics["reflection/rows"]
+    assert (metrics["restart/rows"], metrics["restart/tokens"], metrics["restart/acc/mean"]) == (2, 8, 0.5)
+    assert metrics["restart/response_length/mean"] == 11
+    assert metrics["trained/tokens"] == metrics["fresh/tokens"] + 8 and metrics["trained/rows"] == 4
+
+
+def test_without_restarts_there_is_no_series_of_them():
+    batch = make_meta({"plain": [RIGHT, WRONG]})
+    assert not [name for name in (*group_ledger(batch, {}), *series_metrics(batch)) if name.startswith("restart")]
+
+
+def test_the_work_of_a_step_is_that_of_all_rows():
+    batch = KVBatchMeta(partition_id="train", keys=["a_0_0", "b_0_0"], tags=[{"seq_len": 30}, {"seq_len": 10}])
+    metrics = {"perf/total_num_tokens": 30, "perf/throughput": 3.0}
+    add_all_work(metrics, batch)
+    assert metrics == {"perf/total_num_tokens": 40, "perf/throughput": 4.0}

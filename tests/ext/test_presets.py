@@ -454,3 +454,41 @@ def test_a_mode_changes_these_settings_only_and_verls_trainer_takes_them(compose
 if __name__ == "__main__":
     for name in differences("embedded", DEFAULT, lambda name: compose_config(base_overrides(name, "r3"))):
         print(f'    "{name}",')
+
+
+# a critic
+
+
+@pytest.mark.parametrize("profile", GPUS)
+def test_a_critic_beside_the_actor_fits(composed, monkeypatch, profile):
+    config = composed(profile, "rrl")
+    monkeypatch.setattr(sizing, "compose_config", lambda overrides: config)
+    plan, architecture = sizing.profile_plan(profile, "rrl")
+    assert plan.fits
+    both = architecture.parameters + architecture.critic_parameters
+    assert plan.checkpoint == pytest.approx(12 * both / sizing.GIB)
+    config.critic.enable = False
+    alone, _ = sizing.profile_plan(profile, "rrl")
+    assert alone.rollout <= plan.rollout and alone.main_memory <= plan.main_memory
+
+
+@pytest.mark.parametrize("profile", ["embedded", DEFAULT])
+def test_the_critic_is_the_actors_model_as_the_actor_trains_it(composed, profile):
+    config = composed(profile, "ppo")
+    critic, actor, model = config.critic, config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    assert critic.model.path == model.path and critic.strategy == actor.strategy
+    assert critic.model.override_config == model.override_config
+    assert critic.model.use_remove_padding == model.use_remove_padding
+    assert critic.ppo_infer_max_token_len_per_gpu == actor.ppo_max_token_len_per_gpu
+    assert critic.fsdp.mixed_precision == actor.fsdp_config.get("mixed_precision")
+    assert config.trainer.max_critic_ckpt_to_keep == config.trainer.max_actor_ckpt_to_keep
+
+
+@pytest.mark.parametrize("profile", ["embedded", DEFAULT])
+def test_ppo_is_the_same_without_restarts(composed, profile):
+    assert differences_of(composed(profile, "ppo"), composed(profile, "rrl")) == {"algorithm.rrl.restarts.share"}
+
+
+def differences_of(left, right) -> set[str]:
+    left, right = (leaves(OmegaConf.to_container(config, resolve=False)) for config in (left, right))
+    return {key for key in left.keys() | right.keys() if left.get(key) != right.get(key)}

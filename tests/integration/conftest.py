@@ -67,15 +67,15 @@ class Run:
         return self.output[-3000:] + (log.read_text(errors="replace")[-6000:] if log.exists() else "")
 
 
-def weights(run: Run, step: int) -> dict:
+def weights(run: Run, step: int, role: str = "actor") -> dict:
     """The checkpoint's tensors by name."""
-    [file] = (run.folder / "checkpoints" / f"global_step_{step}" / "actor").glob("model_world_size_1_rank_0.pt")
+    [file] = (run.folder / "checkpoints" / f"global_step_{step}" / role).glob("model_world_size_1_rank_0.pt")
     values = torch.load(file, weights_only=False)
     return {name: v.to_local() if hasattr(v, "to_local") else v for name, v in values.items()}
 
 
-def assert_equal_weights(expected: Run, actual: Run, step: int) -> None:
-    theirs, ours = weights(expected, step), weights(actual, step)
+def assert_equal_weights(expected: Run, actual: Run, step: int, role: str = "actor") -> None:
+    theirs, ours = weights(expected, step, role), weights(actual, step, role)
     assert theirs.keys() == ours.keys()
     for name, value in theirs.items():
         assert torch.equal(value, ours[name]), name

@@ -60,7 +60,7 @@ SETTINGS = [
     "algorithm.r3.reflection.ask=adaptive",
     "algorithm.r3.replay.outcome=both",
 ]
-UNCOMPARED = ("timing", "perf/", "actor/perf/", "history/write_s", "history/wait_s")
+UNCOMPARED = ("timing", "perf/", "actor/perf/", "critic/perf/", "history/write_s", "history/wait_s")
 """Metrics that are seconds or bytes of the machine."""
 
 

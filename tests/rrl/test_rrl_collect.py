@@ -24,9 +24,9 @@ def answer(tokens, values=None, right=False, query="q", group="u"):
     return Answer(query, group, np.array(tokens), right, None if values is None else np.array(values, dtype=float))
 
 
-def kept(answers, cutter, seed=0, aimed=lambda query_id: [], **settings):
+def kept(answers, cutter, seed=0, aimed=lambda query_id: [], solution=None, **settings):
     config = StatesConfig(**{"admit": 1.0, "floor": 0.0} | settings)
-    return states_of(answers, config, cutter, STEP, random.Random(seed), aimed)
+    return states_of(answers, config, cutter, STEP, random.Random(seed), aimed, solution)
 
 
 LONG = [2, 1, 3, 1, 4, 1, 5, 6, 7, 8]
@@ -87,3 +87,12 @@ def test_there_is_room_for_the_rest_and_no_end_in_a_state(cutter):
     long = [2, 1] * 8
     assert max(len(state.tokens) for state in kept([answer(long, [0.1 * n for n in range(16)])], cutter)) == 12
     assert kept([answer([NEVER, 1, 2, 1, 3], [0.0, 1.0, 1.0, 1.0, 1.0])], cutter) == []
+
+
+def test_a_hard_problem_gives_a_state_of_its_solution_where_there_is_one(cutter):
+    answers = [answer([*LONG, n], [*VALUES, 0.0], query=q, group=q) for q in ("a", "b") for n in (2, 3)]
+    answers.append(answer(LONG, VALUES, right=True, query="easy", group="easy"))
+    found = kept(answers, cutter, floor=9, solution=lambda query_id: LONG if query_id != "b" else [])
+    assert [(state.query_id, state.origin, state.tokens.tolist(), state.value) for state in found] == [
+        ("a", "reference", [2, 1, 3, 1], None)
+    ]

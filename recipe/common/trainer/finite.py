@@ -164,7 +164,7 @@ class Finiteness:
 class FiniteMixin:
     """Ends a trainer whose gradients or weights are not finite any more, and saves none of that."""
 
-    WORKER = WatchedActorRolloutRefWorker
+    WORKER, CRITIC = WatchedActorRolloutRefWorker, WatchedTrainingWorker
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -172,7 +172,7 @@ class FiniteMixin:
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(self.WORKER)
         if Role.Critic in self.role_worker_mapping:
-            self.role_worker_mapping[Role.Critic] = ray.remote(WatchedTrainingWorker)
+            self.role_worker_mapping[Role.Critic] = ray.remote(self.CRITIC)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()

@@ -43,6 +43,10 @@ def _is_share(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 def _one_of(value: Any, known: tuple[str, ...]) -> tuple[bool, str]:
     return value in known, f"be one of {', '.join(known)}"
 
@@ -54,6 +58,9 @@ class StatesConfig(BaseConfig):
     origin: str = "failed"
     """[U] Answers that states are cut from: `failed` ones, `right` ones of problems that are hard all the same, or
     `both`. The paper's abstract describes failed ones; later work finds that prefixes help where they are right."""
+    reference: str | None = None
+    """[U] Column of the data with a worked solution: of hard problems it gives states as right answers do. None: it
+    does not. It reaches problems that were never solved, and puts solutions into training, which PPO has not."""
     hard: float = 0.25
     """[U] Most success of a problem's fresh answers in a step, for states to be cut from them."""
     failed_cut: str = "value"
@@ -91,8 +98,9 @@ class StatesConfig(BaseConfig):
 
     def __post_init__(self):
         rules = {
-            "path": (isinstance(self.path, str) and self.path != "", "be a file path"),
+            "path": (_is_name(self.path), "be a file path"),
             "origin": _one_of(self.origin, ORIGINS),
+            "reference": (self.reference is None or _is_name(self.reference), "be the name of a column or null"),
             "failed_cut": _one_of(self.failed_cut, FAILED_CUTS),
             "right_cut": _one_of(self.right_cut, RIGHT_CUTS),
             "score": _one_of(self.score, SCORES),
@@ -121,8 +129,8 @@ class StatesConfig(BaseConfig):
 class RestartsConfig(BaseConfig):
     share: float = 0.25
     """[U] Share of a step's prompts that begin at a state, as far as there are any. 0: PPO, and no state is kept."""
-    after: float = 0.2
-    """[U] Share of the run's steps after which restarts begin."""
+    after: int = 150
+    """[U] Steps after which restarts begin."""
     temperature: float | None = 0.1
     """[U] States are drawn by exp(gain / temperature) / sqrt(1 + tries), the gain being that of the newest critic that
     was asked. None: by tries alone."""
@@ -134,7 +142,7 @@ class RestartsConfig(BaseConfig):
         above = self.temperature is None or (is_number(self.temperature) and self.temperature > 0)
         rules = {
             "share": (is_number(self.share) and 0 <= self.share < 1, "be in [0, 1)"),
-            "after": (_is_share(self.after), "be in [0, 1]"),
+            "after": (is_count(self.after, 0), "be at least 0"),
             "temperature": (above, "be above 0 or null"),
             "shortlist": (is_count(self.shortlist, 0), "be at least 0"),
         }
@@ -145,16 +153,16 @@ class RestartsConfig(BaseConfig):
 class RRLConfig(BaseConfig):
     lam_value: float | None = None
     """Lambda of the returns that the critic is trained towards. None: algorithm.lam, which is then that of both."""
-    collect_after: float = 0.1
-    """[U] Share of the run's steps after which states are collected. Before, values are those of a new head. To train
-    the critic alone first is verl's trainer.critic_warmup."""
+    collect_after: int = 50
+    """[U] Steps after which states are collected. Before, values are those of a new head. To train the critic alone
+    first is verl's trainer.critic_warmup."""
     states: StatesConfig = field(default_factory=StatesConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
 
     def __post_init__(self):
         rules = {
             "lam_value": (self.lam_value is None or _is_share(self.lam_value), "be in [0, 1] or null"),
-            "collect_after": (_is_share(self.collect_after), "be in [0, 1]"),
+            "collect_after": (is_count(self.collect_after, 0), "be at least 0"),
         }
         _checked(self, KEY, rules)
 
@@ -172,8 +180,9 @@ def describe(rrl: RRLConfig) -> list[str]:
     if rrl.is_on:
         cuts = [f"failed answers, cut by {rrl.states.failed_cut}"] if rrl.states.takes_failed else []
         cuts += [f"right answers, cut {rrl.states.right_cut}"] if rrl.states.takes_right else []
-        parts.append(f"states of {' and of '.join(cuts)}, after {rrl.collect_after:.0%} of the steps")
-        parts.append(f"restarts for {rrl.restarts.share:.0%} of the prompts, after {rrl.restarts.after:.0%}")
+        cuts += [f"the solutions in {rrl.states.reference}"] if rrl.states.reference else []
+        parts.append(f"states of {' and of '.join(cuts)}, after step {rrl.collect_after}")
+        parts.append(f"restarts for {rrl.restarts.share:.0%} of the prompts, after step {rrl.restarts.after}")
     return parts
 
 

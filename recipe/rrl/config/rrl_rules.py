@@ -160,9 +160,9 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
         )
     if restarts.after < rrl.collect_after:
         yield Broken(
-            f"{KEY}.restarts.after must be at least {KEY}.collect_after={rrl.collect_after:g}, got {restarts.after:g}: "
+            f"{KEY}.restarts.after must be at least {KEY}.collect_after={rrl.collect_after}, got {restarts.after}: "
             "there would be no state to restart from",
-            (f"{KEY}.restarts.after={rrl.collect_after:g}",),
+            (f"{KEY}.restarts.after={rrl.collect_after}",),
         )
     if not config.critic.enable:
         yield from _without_values(rrl)

@@ -1,0 +1,142 @@
+"""The settings of PPO and RRL-style replay: what is shipped, what is refused, and ways out that work."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from recipe.common.checks import Broken
+from recipe.common.config.start_rules import followed
+from recipe.rrl.config import rrl_config, settings_table
+from recipe.rrl.config.rrl_config import RestartsConfig, RRLConfig, StatesConfig, describe
+from recipe.rrl.config.rrl_rules import broken_rules, validate_rrl_config
+
+FOLDER = Path(rrl_config.__file__).parent
+OWN, ACTOR = "algorithm.rrl", "actor_rollout_ref.actor"
+RUNS = [
+    "actor_rollout_ref.rollout.name=vllm",
+    "data.train_batch_size=16",
+    f"{ACTOR}.ppo_mini_batch_size=8",
+]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> DictConfig:
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        return compose("rrl_trainer", RUNS)
+
+
+@pytest.fixture
+def with_settings(shipped):
+    def build(settings: dict) -> DictConfig:
+        config = shipped.copy()
+        with open_dict(config):
+            for key, value in settings.items():
+                OmegaConf.update(config, key, value, force_add=True)
+        return config
+
+    return build
+
+
+def set_in(settings) -> dict:
+    return {name: value for name, value in asdict(settings).items() if name != "_target_"}
+
+
+def test_what_is_shipped_is_valid_and_has_the_defaults_of_the_dataclasses(shipped):
+    found = validate_rrl_config(shipped)
+    placed = f"{shipped.trainer.default_local_dir}/states.sqlite"
+    assert set_in(found.states) == set_in(StatesConfig(path=placed))
+    assert set_in(found.restarts) == set_in(RestartsConfig())
+    assert (found.lam_value, found.collect_after) == (None, 50)
+
+
+def test_yaml_and_readme_are_as_the_command_writes_them():
+    for path, text in settings_table.written().items():
+        assert path.read_text() == text, f"{path.name} is not up to date: run {settings_table.COMMAND}"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((FOLDER / "method").glob("*.yaml"))])
+def test_every_method_is_valid(shipped, name):
+    config = shipped.copy()
+    with open_dict(config):
+        config.merge_with(OmegaConf.load(FOLDER / "method" / f"{name}.yaml"))
+    assert validate_rrl_config(config).is_on == (name != "ppo")
+
+
+WITHOUT = {"algorithm.adv_estimator": "grpo", "critic.enable": False}
+RIGHT = {f"{OWN}.states.origin": "right", f"{OWN}.restarts.temperature": None}
+
+
+def test_groups_without_a_critic_can_be_asked_for(with_settings):
+    assert not list(broken_rules(with_settings(WITHOUT | RIGHT)))
+    cut = {f"{OWN}.states.failed_cut": "random", f"{OWN}.restarts.temperature": None}
+    assert not list(broken_rules(with_settings(WITHOUT | cut)))
+
+
+CASES = [
+    ({f"{OWN}.states.origin": "x"}, f"{OWN}.states.origin must be one of failed, right, both, got 'x'"),
+    ({f"{OWN}.states.failed_cut": "x"}, f"{OWN}.states.failed_cut must be one of value, random, got 'x'"),
+    ({f"{OWN}.states.right_cut": "x"}, f"{OWN}.states.right_cut must be one of steered, fixed, random, got 'x'"),
+    ({f"{OWN}.states.score": "x"}, f"{OWN}.states.score must be one of gain, raw, got 'x'"),
+    ({f"{OWN}.states.hard": 2}, f"{OWN}.states.hard must be in [0, 1], got 2"),
+    ({f"{OWN}.states.max_per_query": 0}, f"{OWN}.states.max_per_query must be at least 1, got 0"),
+    ({f"{OWN}.states.floor": "x"}, f"{OWN}.states.floor must be a number, got 'x'"),
+    ({f"{OWN}.states.path": ""}, f"{OWN}.states.path must be a file path, got ''"),
+    ({f"{OWN}.restarts.share": 1}, f"{OWN}.restarts.share must be in [0, 1), got 1"),
+    ({f"{OWN}.restarts.temperature": 0}, f"{OWN}.restarts.temperature must be above 0 or null, got 0"),
+    ({f"{OWN}.lam_value": 2}, f"{OWN}.lam_value must be in [0, 1] or null, got 2"),
+    ({f"{OWN}.collect_after": -1}, f"{OWN}.collect_after must be at least 0, got -1"),
+    ({f"{OWN}.unknown": 0}, f"{OWN}.unknown is not a setting"),
+    ({f"{OWN}.states.earliest": 0.9}, f"{OWN}.states.earliest must be below {OWN}.states.latest=0.8, got 0.9"),
+    ({f"{OWN}.restarts.after": 1}, f"{OWN}.restarts.after must be at least {OWN}.collect_after="),
+    (WITHOUT, f"{OWN}.states.failed_cut: value needs a critic, and critic.enable is False"),
+    (WITHOUT | RIGHT | {f"{OWN}.lam_value": 1.0}, f"{OWN}.lam_value: 1.0 without a critic has no effect"),
+    ({"algorithm.adv_estimator": "grpo"}, "algorithm.adv_estimator: grpo with critic.enable=True"),
+    ({"critic.enable": False}, "algorithm.adv_estimator: gae with critic.enable=False"),
+    ({"algorithm.adv_estimator": "rloo"}, "algorithm.adv_estimator: must be gae, with a critic, or grpo"),
+    (WITHOUT | RIGHT | {"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
+    ({"algorithm.use_pf_ppo": True}, "algorithm.use_pf_ppo: True gives rows the advantages of others"),
+    ({"algorithm.filter_groups.enable": True}, "algorithm.filter_groups.enable: verl's filter (DAPO)"),
+    ({"data.gen_batch_size": None}, "data.gen_batch_size: None would fetch whole batches"),
+    ({"critic.strategy": "megatron"}, "critic.strategy: must be fsdp or fsdp2, got 'megatron'"),
+    ({"critic.ppo_max_token_len_per_gpu": 8192}, "critic.ppo_max_token_len_per_gpu: 8192 does nothing"),
+    ({"critic.ppo_infer_max_token_len_per_gpu": 64}, "critic.ppo_infer_max_token_len_per_gpu: 64 is below the 1024"),
+    ({"critic.ppo_mini_batch_size": 5}, "critic.ppo_mini_batch_size: 5 must divide data.train_batch_size=16"),
+    ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode: must be rrl"),
+]
+
+
+@pytest.mark.parametrize(("settings", "told"), CASES)
+def test_what_cannot_work_is_refused_and_every_way_out_works(with_settings, settings, told):
+    config = with_settings(settings)
+    broken = list(broken_rules(config))
+    assert told in "\n".join(one.told for one in broken)
+    for one in broken:
+        assert one.ways or one.out, one.told
+        for way in one.ways:
+            mended = followed(without(config, one.out), [Broken("", ways=(shlex.join(shlex.split(way)),))])
+            assert one.told not in [again.told for again in broken_rules(mended)], f"{one.told}: {way}"
+
+
+def without(config: DictConfig, keys: tuple[str, ...]) -> DictConfig:
+    """The config as it is where these were never set; of a group of ours, its defaults."""
+    new = config.copy()
+    with open_dict(new):
+        for key in keys:
+            if key == "critic.ppo_max_token_len_per_gpu":
+                OmegaConf.update(new, key, 32768)
+    return new
+
+
+def test_filter_and_generation_batches_are_no_matter_without_restarts(with_settings):
+    assert not list(broken_rules(with_settings({f"{OWN}.restarts.share": 0, "data.gen_batch_size": None})))
+
+
+def test_what_is_on_is_told():
+    assert describe(RRLConfig(restarts=RestartsConfig(share=0.0))) == ["PPO"]
+    told = describe(RRLConfig(lam_value=0.95, states=StatesConfig(origin="both")))
+    assert told[:2] == ["PPO", "the critic's lambda 0.95"]
+    assert "failed answers, cut by value and of right answers, cut steered" in told[2]

@@ -1,0 +1,41 @@
+"""What a step's rows tell of states."""
+
+import numpy as np
+import pytest
+
+from recipe.common.rows import RESTART, RowTag
+from recipe.rrl.step_rows import StepRow, answers_of, restart_figures, tries_of
+
+
+def row(right=False, prefix=0, query="q", value=0.5, tokens=(1, 2, 3, 4), failed=False) -> StepRow:
+    tag = RowTag(
+        group="u", variant=RESTART if prefix else "plain", correct=right, prefix_len=prefix, reward_error=failed
+    )
+    values = np.full(len(tokens), -9.0)
+    values[prefix] = value
+    return StepRow("u", query, tag, np.array(tokens), values, -np.arange(1.0, len(tokens) + 1))
+
+
+def test_a_state_is_known_by_its_problem_and_its_tokens():
+    rows = [row(), row(True, 2), row(False, 2), row(True, 2, query="p"), row(True, 3), row(True, 2, failed=True)]
+    assert tries_of(rows) == {("p", (1, 2)): (1, 1), ("q", (1, 2)): (2, 1), ("q", (1, 2, 3)): (1, 1)}
+
+
+def test_only_answers_from_the_start_that_were_judged_are_cut():
+    rows = [row(True), row(), row(True, 2), row(failed=True)]
+    assert [answer.is_right for answer in answers_of(rows)] == [True, False]
+
+
+def test_figures_of_restarts_are_of_the_prefix_and_of_the_value_at_the_cut():
+    rows = [row(True, 1, value=0.9), row(False, 2, value=0.1), row(False, 2, value=0.3), row(True)]
+    assert restart_figures(rows) == {
+        "restart/prefix_tokens": 5,
+        "restart/prefix_log_prob": pytest.approx((-1 - 1 - 2 - 1 - 2) / 5),
+        "restart/value/mean": pytest.approx(1.3 / 3),
+        "restart/value_correlation": pytest.approx(np.corrcoef([0.9, 0.1, 0.3], [1, 0, 0])[0, 1]),
+    }
+
+
+def test_where_all_restarts_end_alike_there_is_no_correlation_and_without_any_no_figure():
+    assert "restart/value_correlation" not in restart_figures([row(True, 1), row(True, 2, value=0.9)])
+    assert restart_figures([row(True)]) == {}
