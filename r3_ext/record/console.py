@@ -3,6 +3,7 @@
 import textwrap
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -10,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from r3_ext.host.text import in_one_line
-from r3_ext.record.summary import NO_SCORE, environment_steps, reward_of, skipped_steps, validation_accuracy
-from recipe.rrl.alarms import NO_USE
+from r3_ext.record.summary import NO_SCORE, NO_USE, environment_steps, reward_of, skipped_steps, validation_accuracy
 
 
 def step_line(row: dict, width: int, with_sessions: bool = False) -> str:
@@ -114,7 +114,7 @@ class RunDisplay:
             told = f"optimizer steps skipped: {skipped} of {skipped + taken}"
             self.say(f"alarm: gradients or weights are not finite; {told}")
         if row.get("alarm/restarts"):
-            self.say(f"alarm: {NO_USE}")
+            self.say(f"alarm: restarts succeed no more often than fresh attempts at the same problems: {NO_USE}")
 
 
 def found_by(by: dict[str, int]) -> str:
@@ -136,7 +136,8 @@ def closing_table(summary: dict) -> Table:
     table.add_row("generated tokens", f"{summary['generated_tokens']:,}{cut}")
     tokens = f" of {summary['trained_tokens']:,} tokens" if summary["trained_tokens"] is not None else ""
     table.add_row("trained rows", f"{summary['trained_rows']:,}{tokens}")
-    for name, text in [*group_rows(summary), *session_rows(summary.get("sessions"))]:
+    parts = group_rows(summary), session_rows(summary.get("sessions")), restart_rows(summary.get("restarts"))
+    for name, text in chain(*parts):
         table.add_row(name, text)
     if summary["skipped_steps"]:
         table.add_row("optimizer steps skipped", f"{summary['skipped_steps']:,}, as gradients were not finite")
@@ -175,6 +176,12 @@ def group_rows(summary: dict) -> Iterator[tuple[str, str]]:
     yield "reflection prompts", f"{reflection['prompts']:,}, solved {reflection['solved']:,}"
     for way, by in reflection["by"].items():
         yield f"all-wrong groups asked again, {way}", found_by(by)
+
+
+def restart_rows(restarts: dict | None) -> Iterator[tuple[str, str]]:
+    if restarts:
+        yield "restarts", f"{restarts['compared']:,} compared: {restarts['success']:.3f} right"
+        yield "fresh, of the same problems", f"{restarts['fresh_success']:.3f} right"
 
 
 def session_rows(sessions: dict | None) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,8 @@ CUT = "metrics_cut.jsonl"
 """Rows of steps that a resumed run trained again."""
 NO_SCORE = "the grader was late, or the reward function failed"
 """Why an answer has no score, and counts as wrong."""
+NO_USE = "they cost and do not help; set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
+"""Of restarts that succeed no more often than fresh attempts at the same problems."""
 GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
 WAYS = ("reflection", "plain")
 """How all-wrong groups are asked again before the next visit."""
@@ -112,13 +114,14 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
         "epochs": int(steps[-1]["training/epoch"]) + 1 if steps else 0,
         "prompts": total("groups/total") if is_logged("groups/total") else batch_size * len(steps),
         "generated_tokens": int(sum(generated_tokens(row, batch_size * n) for row in steps)),
-        "trained_rows": fresh_rows + total("replay/rows") + total("reflection/rows"),
+        "trained_rows": fresh_rows + sum(map(total, ("replay/rows", "reflection/rows", "restart/rows"))),
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
         "sessions": _sessions(steps) if with_sessions else None,
         "skipped_steps": sum(skipped_steps(row)[0] for row in steps),
         "replayed_rows": total("replay/rows"),
         "reflection": asked_again(steps),
+        "restarts": compared_restarts(steps),
         "reward_errors": total("reward/errors"),
         "val_reward_errors": int(sum(row.get("val/reward_errors", 0) for row in rows)),
         "reward": _rewards(steps),
@@ -128,6 +131,18 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
             "per_step_median": round(median(row["timing_s/step"] for row in steps), 2) if steps else None,
         },
     }
+
+
+def compared_restarts(steps: list[dict]) -> dict[str, float] | None:
+    """How many restarts can be compared with fresh attempts at the same problems, and the success of both; None of a
+    run without."""
+    rows = [row for row in steps if row.get("restart/compared")]
+    if not rows:
+        return None
+    number = sum(row["restart/compared"] for row in rows)
+    names = {"success": "restart/success", "fresh_success": "restart/fresh_success"}
+    shares = {name: sum(row[key] * row["restart/compared"] for row in rows) / number for name, key in names.items()}
+    return {"compared": number} | {name: round(share, 4) for name, share in shares.items()}
 
 
 def environment_steps(row: dict) -> int:

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from r3_ext.record.summary import environment_steps, reward_of, skipped_steps
+from r3_ext.record.summary import NO_USE, compared_restarts, environment_steps, reward_of, skipped_steps
 from r3_ext.report.bands import interval
 from r3_ext.report.figures import alarm_names, validation_band
 from r3_ext.report.readers import (
@@ -25,7 +25,6 @@ from r3_ext.report.readers import (
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
 from r3_ext.report.sessions import SIGNAL, TURNS
-from recipe.rrl.alarms import NO_USE
 
 TRUNCATION_RISE = 0.05
 LENGTH_RISE = 1.2
@@ -290,17 +289,12 @@ def replay_said(arm: Arm) -> list[Finding]:
 
 def restarts_said(arm: Arm) -> list[Finding]:
     """Whether restarts were worth it: against fresh attempts at the same problems, all steps together."""
-    rows = [row for run in arm.runs for row in run.rows if row.get("restart/compared")]
-    if not rows:
+    found = compared_restarts([row for run in arm.runs for row in run.rows])
+    if found is None:
         return []
-    number = sum(row["restart/compared"] for row in rows)
-    own, fresh = (
-        sum(row[f"restart/{name}"] * row["restart/compared"] for row in rows) / number
-        for name in ("success", "fresh_success")
-    )
-    text = (
-        f"{number:,.0f} restarts succeeded in {percent(own)}, fresh attempts at the same problems in {percent(fresh)}"
-    )
+    own, fresh = found["success"], found["fresh_success"]
+    text = f"{found['compared']:,.0f} restarts succeeded in {percent(own)}"
+    text += f", fresh attempts at the same problems in {percent(fresh)}"
     return [Finding(f"{text}." if own > fresh else f"{text}: {NO_USE}.", warning=own <= fresh)]
 
 

@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 WARN_AFTER_STEPS = 20
-NO_USE = "restarts cost and do not help; set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
 FILE = "restarts.json"
 """In a checkpoint."""
 
@@ -65,7 +64,8 @@ class Comparison:
         self.steps.clear()
         return (
             f"of {number:,} restarts in {patience} steps {own / number:.2f} succeeded, of fresh attempts at the same "
-            f"problems {fresh / number:.2f}: {NO_USE}"
+            f"problems {fresh / number:.2f}: restarts cost and do not help; set "
+            "algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
         )
 
     def save(self, checkpoint: Path) -> None:

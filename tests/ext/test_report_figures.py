@@ -276,3 +276,13 @@ def test_arms_are_compared_at_the_tokens_that_all_of_them_reached():
 )
 def test_numbers_over_seeds(values, text):
     assert findings.over_seeds(values).replace("\xa0", " ") == text
+
+
+def test_restarts_are_set_against_fresh_attempts_and_what_is_of_no_use_is_told_with_the_way_out():
+    def said(own: float) -> findings.Finding:
+        compared = {"restart/compared": 8, "restart/success": own, "restart/fresh_success": 0.25}
+        [found] = findings.restarts_said(Arm("rrl", [Run(Path("run"), [{"step": 1} | compared])]))
+        return found
+
+    assert (said(0.5).warning, said(0.25).warning) == (False, True)
+    assert said(0.1).text.endswith("set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0.")

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from r3_ext.record.console import closing_table, found_by, lists_table, step_line
+from r3_ext.record.console import RunDisplay, closing_table, found_by, lists_table, step_line
 from r3_ext.record.summary import over_starts, read_metrics, summarise, validation_lists
 
 
@@ -154,3 +154,16 @@ def test_the_last_validation_is_told_by_list_with_its_interval_over_tasks():
     assert [*lists.values()] == [{"pass@1": 0.5, "low": 0.3, "high": 0.7, "problems": 8.0, "failed": 1.0}]
     text = printed(lists_table(lists))
     assert "0.300 to 0.700" in text and "[bold]easy" in text and "\x1b" not in text
+
+
+def test_restarts_are_told_against_fresh_attempts_and_an_alarm_says_what_to_switch_off():
+    one = row(1, 0.5) | {"restart/success": 0.1, "restart/fresh_success": 0.25, "alarm/restarts": 1}
+    assert "restarts 0.10 (fresh 0.25)" in step_line(one, 200)
+    ends = row(2, 0.5, **{"restart/compared": 12, "restart/success": 0.5, "restart/fresh_success": 0.25})
+    summary = summarise([one | {"restart/compared": 4, "restart/rows": 4}, ends], 2, 4, 60.0)
+    assert summary["restarts"] == {"compared": 16, "success": 0.4, "fresh_success": 0.25}
+    assert summary["trained_rows"] == 2 * (8 + 1 + 4) + 4
+    assert "16 compared: 0.400 right" in printed(closing_table(summary | over_starts([], [])))
+    console = Console(file=io.StringIO(), width=200)
+    RunDisplay(console, "run", 1).row(one)
+    assert "set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0" in console.file.getvalue()
