@@ -25,8 +25,8 @@ from r3_ext.report.run_facts import (
 from r3_ext.report.runs import Arm, Run, all_play
 
 MOST_NAMED = 3
-TRAINED_BY = {"ngrpo": "NGRPO", "rl_zvp": "RL-ZVP"}
-"""Methods that train groups without contrast by the outcome alone."""
+TRAINED_BY = {"gae": "PPO", "ngrpo": "NGRPO", "rl_zvp": "RL-ZVP"}
+"""By verl's name of the estimator, those that train groups without contrast by the outcome."""
 VAL_ERRORS = get("val/reward_errors")
 LABELS = "What happened", "What the method did", "What to try next"
 
@@ -118,7 +118,8 @@ def dead_said(groups: int, lost: int) -> str:
 
 def lost_said(runs: list[Run]) -> str:
     groups, lost = groups_of(runs)
-    by = dict.fromkeys(TRAINED_BY[run.method] for run in runs if run.method in TRAINED_BY)
+    estimators = [run.config.get("algorithm.adv_estimator") for run in runs]
+    by = dict.fromkeys(TRAINED_BY[name] for name in estimators if name in TRAINED_BY)
     taught = f"{' and '.join(by)} trained them by their outcome" if by else "taught nothing about what is right"
     return dead_said(groups, lost) + (f", and {taught}" if lost else "")
 

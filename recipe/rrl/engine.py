@@ -22,40 +22,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from transformers import AutoModelForTokenClassification, PretrainedConfig
 
-from verl.utils import model as verl_model
+from verl.workers.config import HFModelConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 
-
-def load(
-    local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
-) -> torch.nn.Module:
-    """A model with one output a token, on the weights of a language model."""
-    return AutoModelForTokenClassification.from_pretrained(
-        local_path,
-        dtype=torch_dtype,
-        config=model_config,
-        attn_implementation=model_config._attn_implementation,
-        trust_remote_code=trust_remote_code,
-    )
+HEAD = "ForTokenClassification"
+ONE_VALUE = {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": "0", "summary_dropout_prob": 0.0}
+"""As verl sets up a value model: one output a token, no dropout."""
 
 
 @contextmanager
-def own_loader() -> Iterator[None]:
-    """Within, verl loads value models by `load`: it takes no loader, and looks its own up where it is called."""
-    verls, verl_model.load_valuehead_model = verl_model.load_valuehead_model, load
+def called_token_classifier(model: HFModelConfig) -> Iterator[None]:
+    """Within, `model` says that it is what verl makes a value model of, by the name of a class that transformers has.
+    verl then loads it as it loads a language model: with the attention of the settings."""
+    kind, names = model.model_type, model.hf_config.architectures
+    model.model_type = "language_model"
+    model.hf_config.architectures = [names[0].removesuffix("ForCausalLM") + HEAD]
     try:
         yield
     finally:
-        verl_model.load_valuehead_model = verls
+        model.model_type, model.hf_config.architectures = kind, names
 
 
 # With a vendor the key goes before verl's own, which has none.
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
 class ValueEngine(FSDPEngineWithValueHead):
     def _build_module(self) -> torch.nn.Module:
-        with own_loader(), torch.random.fork_rng(devices=[]):
+        self.model_config.hf_config.update(ONE_VALUE)
+        with called_token_classifier(self.model_config), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.engine_config.seed)
-            return super()._build_module()
+            module = super()._build_module()
+        if not type(module).__name__.endswith(HEAD):
+            raise ValueError(
+                f"critic.model.path: {self.model_config.local_path} gave a {type(module).__name__}, which has no value "
+                "head; name a language model that transformers has with a head for tokens"
+            )
+        return module

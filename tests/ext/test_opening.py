@@ -98,7 +98,7 @@ def test_a_baseline_says_what_was_lost():
 
 
 def test_a_method_that_trains_groups_without_contrast_is_not_said_to_learn_nothing_from_them():
-    for method, title in (("ngrpo", "NGRPO"), ("rl_zvp", "RL-ZVP")):
+    for method, title in (("ngrpo", "NGRPO"), ("rl_zvp", "RL-ZVP"), ("gae", "PPO")):
         _, did, _ = said(run_of(rows_of([0.25, 0.5], left=10), GRPO | {"algorithm.adv_estimator": method}))
         assert did.endswith(f"all right or all wrong, and {title} trained them by their outcome.")
 
