@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recipe.common.restart.cuts import Cutter, random_cut
 from recipe.rrl.config.rrl_config import AT_RANDOM, BY_VALUE, FIXED, StatesConfig
-from recipe.rrl.cuts import admitted, best_cut, cut_points, fixed_cut, random_cut, steered, step_ends
+from recipe.rrl.cuts import admitted, best_cut, fixed_cut, steered
 from recipe.rrl.states import FAILED, REFERENCE, RIGHT, State
-
-END_OF_THINKING = "</think>"
 
 
 @dataclass(frozen=True)
@@ -39,44 +38,6 @@ class Answer:
     is_right: bool
     values: np.ndarray | None
     """(L,) V(s_t) of t = 0 .. L-1; None without a critic."""
-
-
-@dataclass(frozen=True)
-class Cutter:
-    """Where answers of a model may be cut.
-
-    Args:
-        ends: (V,) of `cuts.step_ends`.
-        never: ids that no state may hold.
-        room: tokens that a restart has left at least.
-        max_length: data.max_response_length.
-    """
-
-    ends: np.ndarray
-    never: frozenset[int]
-    room: int
-    max_length: int
-    lowest: float
-    highest: float
-
-    @classmethod
-    def of(cls, tokenizer, config: StatesConfig, max_length: int) -> "Cutter":
-        texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
-        never = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
-        never |= {token for token, text in enumerate(texts) if text.strip() == END_OF_THINKING}
-        room = -(-round(config.room * max_length * 1e6) // 10**6)  # up, but for the rounding of floats
-        return cls(step_ends(texts, never), frozenset(never), max(1, room), max_length, config.earliest, config.latest)
-
-    def points(self, tokens: np.ndarray) -> np.ndarray:
-        return cut_points(
-            tokens,
-            self.ends,
-            room=self.room,
-            max_length=self.max_length,
-            lowest=self.lowest,
-            highest=self.highest,
-            never=self.never,
-        )
 
 
 def states_of(

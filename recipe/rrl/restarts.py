@@ -23,8 +23,8 @@ import numpy as np
 from tensordict import TensorDict
 
 from recipe.common.queue import set_column
+from recipe.common.restart.agent_loop import AGENT_NAME, PREFIX
 from recipe.common.rows import RESTART_UID
-from recipe.rrl.agent_loop import AGENT_NAME, PREFIX
 from recipe.rrl.config.rrl_config import RRLConfig
 from recipe.rrl.states import State, StateBuffer
 from verl.utils import tensordict_utils as tu

@@ -13,7 +13,7 @@
 # limitations under the License.
 """PPO with RRL-style replay as thin subclasses of verl's v1 trainers of all three modes: hooks only.
 
-_next_train_batch     restarts stand in for a share of the prompts                        (restarts.py, agent_loop.py)
+_next_train_batch     restarts stand in for a share of the prompts                        (restarts.py, common/restart)
 _compute_values       verl's; the critic's engine                                         (engine.py)
 _compute_advantage    verl's GAE, 0 on what was not generated; states of failed and right
                       answers go into the buffer, and what became of restarts             (core_algos.py, collect.py)
@@ -36,6 +36,8 @@ from tensordict import TensorDict
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from recipe.common.query_ids import with_query_ids
 from recipe.common.queue import KVBatchMeta
+from recipe.common.restart.agent_loop import HOOKS as AGENT_HOOKS
+from recipe.common.restart.cuts import Cutter
 from recipe.common.store.codec import tokenizer_fingerprint
 from recipe.common.trainer.baseline import BaselineMixin
 from recipe.common.trainer.checkpoints import is_gone
@@ -44,9 +46,8 @@ from recipe.common.trainer.resume import checkpoint_of, resume_step
 from recipe.common.trainer.safe_loading import without_unpickling
 from recipe.rrl import engine  # noqa: F401  registers itself
 from recipe.rrl.advantages import put_advantages
-from recipe.rrl.agent_loop import HOOKS as AGENT_HOOKS
 from recipe.rrl.alarms import WARN_AFTER_STEPS, Comparison
-from recipe.rrl.collect import Cutter, states_of
+from recipe.rrl.collect import states_of
 from recipe.rrl.config.rrl_config import describe
 from recipe.rrl.config.rrl_rules import validate_rrl_config
 from recipe.rrl.restarts import Restarts, due, joined
@@ -87,7 +88,9 @@ class RRLMixin(BaselineMixin):
         self.train_dataset.dataframe = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
         collate, agent = self.train_dataloader.collate_fn, rollout.agent.default_agent_loop
         self.restarts = Restarts(self.rrl, self.buffer, self.train_dataset, collate, agent, data.seed)
-        self.cutter = Cutter.of(self.tokenizer, self.rrl.states, data.max_response_length)
+        states = self.rrl.states
+        cuts = states.room, states.earliest, states.latest
+        self.cutter = Cutter.of(self.tokenizer, *cuts, max_length=data.max_response_length)
         reference, columns = self.rrl.states.reference, self.train_dataset.dataframe.column_names
         if reference and reference not in columns:
             raise ValueError(

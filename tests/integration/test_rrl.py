@@ -17,7 +17,7 @@ from .crash import EVERYTHING, Crash, assert_equal_runs
 
 pytestmark = pytest.mark.integration
 
-OURS = "r3_ext.cpu.plugin", "recipe.rrl.rrl_trainer", "recipe.rrl.agent_loop"
+OURS = "r3_ext.cpu.plugin", "recipe.rrl.rrl_trainer", "recipe.common.restart.agent_loop"
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 CRITIC = [
     *("algorithm.adv_estimator=gae", "critic.enable=True", "critic.strategy=fsdp2", "critic.optim.lr=1e-3"),

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from recipe.rrl.collect import Answer, Cutter, states_of
+from recipe.common.restart.cuts import ENDS, Cutter
+from recipe.rrl.collect import Answer, states_of
 from recipe.rrl.config.rrl_config import StatesConfig
-from recipe.rrl.cuts import ENDS
 
 STEP, NEVER = 3, 9
 """Tokens: 1 ends a step, 9 is in no state, others are text."""

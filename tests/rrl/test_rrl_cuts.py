@@ -6,22 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from recipe.rrl.cuts import (
-    DIGIT,
-    ENDS,
-    LADDER,
-    STOPS,
-    admitted,
-    best_cut,
-    cut_points,
-    draw_weights,
-    drawn,
-    fixed_cut,
-    random_cut,
-    steer,
-    steered,
-    step_ends,
-)
+from recipe.common.restart.cuts import DIGIT, ENDS, STOPS, cut_points, random_cut, step_ends
+from recipe.rrl.cuts import LADDER, admitted, best_cut, draw_weights, drawn, fixed_cut, steer, steered
 
 TEXTS = ["<end>", "a", ".", "b.\n", "5", " c", "\n\n", "!", "d. ", "</think>"]
 END, A, STOP, LINE, FIVE, C, BLANK, CALL, SENTENCE, THOUGHT = range(len(TEXTS))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe.rrl.agent_loop import with_prefix
+from recipe.common.restart.agent_loop import with_prefix
 from recipe.rrl.alarms import Comparison
 from recipe.rrl.restarts import due
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput

@@ -50,8 +50,9 @@ def _require(ok: bool, key: str, rule: str, value: Any) -> None:
 
 WHEN = NEXT_VISIT, NEXT_STEP, AT_ONCE = "next_visit", "next_step", "at_once"
 ADAPTIVE = "adaptive"
+RESTARTS = "restart"
 ANY_PROMPT = "any_prompt"
-ASK = REFLECTION, PLAIN, ADAPTIVE
+ASK = REFLECTION, PLAIN, ADAPTIVE, RESTARTS
 
 ATTEMPT_WORDS = (
     r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above) attempt\b"
@@ -139,7 +140,9 @@ class ReflectionConfig(BaseConfig):
     or `at_once`. Hard queries that the history knows are asked with their batch in all three."""
     ask: str = "adaptive"
     """[U] Prompt that asks all-wrong groups sooner: `reflection`, `plain` or `adaptive`. Answers to the plain prompt
-    join the group, on policy. `adaptive` follows what each of the two has found for a token in this run."""
+    join the group, on policy. `adaptive` follows what each of the two has found for a token in this run. `restart` does
+    as well, but where the history holds a right answer: answers then go on from a part of it, and a right one is
+    replayed in its place."""
     threshold: float = 0.25
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4

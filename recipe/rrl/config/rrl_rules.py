@@ -30,7 +30,7 @@ from recipe.rrl.config.rrl_config import (
     load_rrl_config,
 )
 
-OWN_MODULES = "recipe.rrl.rrl_trainer", "recipe.rrl.agent_loop"
+OWN_MODULES = "recipe.rrl.rrl_trainer", "recipe.common.restart.agent_loop"
 GAE, GRPO = "gae", "grpo"
 FILTER_DOES = (
     "verl's filter (DAPO) takes the groups whose answers are all wrong out of a step, and hard problems, of which "

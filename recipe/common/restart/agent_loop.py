@@ -17,15 +17,18 @@ The row is what one written from the start would be: the problem as prompt, and 
 those that were generated, of which the mask has the latter alone.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from recipe.common.rows import RESTART
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-AGENT_NAME = "rrl_restart"
+AGENT_NAME = "restart"
 PREFIX = "prefix_ids"
 """Column of a prompt: token ids of the state that it begins at, int32; empty: at the start."""
+PREFIX_LOG_PROBS = "prefix_log_probs"
+"""Column of the log-probs that these were written with, float32, where somebody keeps answers with theirs."""
 HOOKS = {
     "verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop": {
         "run": ("sampling_params", "priority", "kwargs"),
@@ -50,13 +53,17 @@ class RestartAgentLoop(SingleTurnAgentLoop):
         # All answers to a prompt share one dict. Without a budget the server would allow the suffix a whole answer.
         own = {**sampling_params, "max_tokens": self.response_length - cut}
         output = await super().run(own, priority=priority, **kwargs)
-        return with_prefix(output, self.prefix)
+        return with_prefix(output, self.prefix, kwargs.get(PREFIX_LOG_PROBS))
 
 
-def with_prefix(output: AgentLoopOutput, prefix: list[int]) -> AgentLoopOutput:
+def with_prefix(
+    output: AgentLoopOutput, prefix: list[int], log_probs: Sequence[float] | None = None
+) -> AgentLoopOutput:
     """The output whose prompt ends in the state's tokens, with these at the front of its response.
 
     prompt [q, a, b] and response [c] with prefix [a, b]: prompt [q], response [a, b, c], mask [0, 0, 1].
+
+    log_probs: of the prefix; None: zeros, which are those of nothing.
     """
     cut = len(prefix)
     assert output.prompt_ids[-cut:] == prefix, "verl changed the tokens of a state"
@@ -64,6 +71,7 @@ def with_prefix(output: AgentLoopOutput, prefix: list[int]) -> AgentLoopOutput:
     output.response_ids = prefix + output.response_ids
     output.response_mask = [0] * cut + output.response_mask
     if output.response_logprobs is not None:
-        output.response_logprobs = [0.0] * cut + output.response_logprobs
+        own = [0.0] * cut if log_probs is None else [float(value) for value in log_probs]
+        output.response_logprobs = own + output.response_logprobs
     output.extra_fields["prompt_variant"], output.extra_fields["prefix_len"] = RESTART, cut
     return output
