@@ -39,11 +39,9 @@ from recipe.common.outcome import Reading
 from recipe.common.query_ids import with_query_ids
 from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import Origin, groups_of, plain_keys, tags_of
-from recipe.common.trainer.checkpoints import is_gone
 from recipe.common.trainer.fixed_steps import FixedStepsMixin
 from recipe.common.trainer.measured import MeasuredMixin
-from recipe.common.trainer.resume import checkpoint_of, resume_step
-from recipe.common.trainer.safe_loading import without_unpickling
+from recipe.common.trainer.stored import StoredMixin
 from recipe.common.trainer.watchdog import StallWatch, WorkerWatch, deadline
 from recipe.common.trainer.workers import (
     SPLIT_GROUPS,
@@ -54,7 +52,7 @@ from recipe.r3.alarms import WARN_AFTER_STEPS, DeadGroupAlarm, LengthAlarm
 from recipe.r3.config.r3_config import ANY_PROMPT, AT_ONCE, NEXT_STEP, NEXT_VISIT, describe
 from recipe.r3.config.r3_rules import validate_r3_config
 from recipe.r3.data_checks import check_data
-from recipe.r3.history.store import History, tokenizer_fingerprint
+from recipe.r3.history.store import History
 from recipe.r3.off_policy_rows import compare_policies, describe_policy, taper_advantages
 from recipe.r3.ranking import put_back, rank, ranked_groups
 from recipe.r3.reflection import HOOKS as REFLECTION_HOOKS
@@ -95,7 +93,7 @@ class StepState:
     """Rescued groups whose rows did not all train in one optimizer step."""
 
 
-class R3Mixin(FixedStepsMixin, MeasuredMixin):
+class R3Mixin(StoredMixin, FixedStepsMixin, MeasuredMixin):
     """Replay, reflection and ranking rewards on a trainer of verl's; all three off is verl's GRPO."""
 
     BUFFER = R3ReplayBufferAsync
@@ -186,38 +184,17 @@ class R3Mixin(FixedStepsMixin, MeasuredMixin):
             self.replay_buffer.asker.remember(batch)
         return super()._submit_batch_to_rollout(batch)
 
-    def _load_checkpoint(self) -> None:
-        resume_step(self.config.trainer)
-        with without_unpickling():
-            super()._load_checkpoint()
-            if self.global_steps:
-                self._load_beside(checkpoint_of(self.config.trainer, self.global_steps))
-        identity = {
-            "tokenizer": tokenizer_fingerprint(self.tokenizer),
-            "model": str(self.config.actor_rollout_ref.model.path),
-            "max_per_outcome": str(self.r3.history.max_per_outcome),
-            "max_gib": str(self.r3.history.max_gib),
-        }
-        for line in self.history.restore(self.global_steps, identity):
-            logger.info(f"history {self.history.path}: {line}")
+    def _store(self) -> History:
+        return self.history
 
-    def _save_checkpoint(self) -> None:
-        # Before the checkpoint: one whose history could not be written must not come into being.
-        if self._may_save():
-            self.history.pin(self.global_steps)
-            for part in self._saved_beside():
-                part.save(Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
-        super()._save_checkpoint()
-        pinned = self.history.pinned()
-        self.history.unpin(lambda step: is_gone(self.config.trainer, step, pinned))
+    def _limits(self) -> dict[str, str]:
+        return {name: str(getattr(self.r3.history, name)) for name in ("max_per_outcome", "max_gib")}
 
     def _saved_beside(self) -> list[Holder | Ways]:
-        """What a checkpoint holds of ours beside verl's files and the history."""
         return [part for part in (self.replay_buffer.holder, self.replay_buffer.ways) if part]
 
     def _load_beside(self, checkpoint: Path) -> None:
-        for part in self._saved_beside():
-            part.load(checkpoint)
+        super()._load_beside(checkpoint)
         if not self.replay_buffer.holder and (checkpoint / HELD).exists():
             logger.warning(f"{checkpoint / HELD}: these groups waited, and will not train; they would with {WAITS}")
 

@@ -27,7 +27,6 @@ With algorithm.rrl.restarts.share=0 there is no buffer, and it is verl's PPO.
 import logging
 import os
 import random
-from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
@@ -38,12 +37,9 @@ from recipe.common.query_ids import with_query_ids
 from recipe.common.queue import KVBatchMeta
 from recipe.common.restart.agent_loop import HOOKS as AGENT_HOOKS
 from recipe.common.restart.cuts import Cutter
-from recipe.common.store.codec import tokenizer_fingerprint
 from recipe.common.trainer.baseline import BaselineMixin
-from recipe.common.trainer.checkpoints import is_gone
 from recipe.common.trainer.finite import WatchedDetachActorWorker
-from recipe.common.trainer.resume import checkpoint_of, resume_step
-from recipe.common.trainer.safe_loading import without_unpickling
+from recipe.common.trainer.stored import StoredMixin
 from recipe.rrl import engine  # noqa: F401  registers itself
 from recipe.rrl.advantages import put_advantages
 from recipe.rrl.alarms import WARN_AFTER_STEPS, Comparison
@@ -63,7 +59,7 @@ logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 
-class RRLMixin(BaselineMixin):
+class RRLMixin(StoredMixin, BaselineMixin):
     """Restarts from kept states on a trainer of verl's."""
 
     HOOKS = AGENT_HOOKS | {"verl.trainer.ppo.v1.trainer_base.PPOTrainer": {"_compute_values": ("batch", "metrics")}}
@@ -100,31 +96,14 @@ class RRLMixin(BaselineMixin):
 
     # checkpoints
 
-    def _load_checkpoint(self) -> None:
-        resume_step(self.config.trainer)
-        with without_unpickling():
-            super()._load_checkpoint()
-        if self.buffer is None:
-            return
-        if self.global_steps:
-            self.comparison.load(checkpoint_of(self.config.trainer, self.global_steps))
-        model, states = self.config.actor_rollout_ref.model.path, self.rrl.states
-        identity = {"tokenizer": tokenizer_fingerprint(self.tokenizer), "model": str(model)}
-        identity |= {name: str(getattr(states, name)) for name in ("max_per_query", "max_states")}
-        for line in self.buffer.restore(self.global_steps, identity):
-            logger.info(f"state buffer {self.buffer.path}: {line}")
+    def _store(self) -> StateBuffer | None:
+        return self.buffer
 
-    def _save_checkpoint(self) -> None:
-        if self.buffer is None:
-            super()._save_checkpoint()
-            return
-        # Before the checkpoint: one whose states could not be written must not come into being.
-        if self._may_save():
-            self.buffer.pin(self.global_steps)
-            self.comparison.save(Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
-        super()._save_checkpoint()
-        pinned = self.buffer.pinned()
-        self.buffer.unpin(lambda step: is_gone(self.config.trainer, step, pinned))
+    def _limits(self) -> dict[str, str]:
+        return {name: str(getattr(self.rrl.states, name)) for name in ("max_per_query", "max_states")}
+
+    def _saved_beside(self) -> list[Comparison]:
+        return [self.comparison] if self.rrl.is_on else []
 
     # a step
 
