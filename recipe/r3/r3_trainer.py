@@ -38,6 +38,7 @@ from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_na
 from recipe.common.outcome import Reading
 from recipe.common.query_ids import with_query_ids
 from recipe.common.queue import KVBatchMeta
+from recipe.common.restart.cuts import Cutter
 from recipe.common.rows import Origin, groups_of, plain_keys, tags_of
 from recipe.common.trainer.fixed_steps import FixedStepsMixin
 from recipe.common.trainer.measured import MeasuredMixin
@@ -49,7 +50,7 @@ from recipe.common.trainer.workers import (
     CountingDetachActorWorker,
 )
 from recipe.r3.alarms import WARN_AFTER_STEPS, DeadGroupAlarm, LengthAlarm
-from recipe.r3.config.r3_config import ANY_PROMPT, AT_ONCE, NEXT_STEP, NEXT_VISIT, describe
+from recipe.r3.config.r3_config import ANY_PROMPT, AT_ONCE, NEXT_STEP, NEXT_VISIT, RESTARTS, describe
 from recipe.r3.config.r3_rules import validate_r3_config
 from recipe.r3.data_checks import check_data
 from recipe.r3.history.store import History
@@ -66,6 +67,7 @@ from recipe.r3.replay.holding import FILE as HELD
 from recipe.r3.replay.holding import Holder
 from recipe.r3.replay.prompts import Prompts
 from recipe.r3.replay.ways import Ways
+from recipe.r3.restarts import LEAST, MOST, Restarter
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -170,10 +172,14 @@ class R3Mixin(StoredMixin, FixedStepsMixin, MeasuredMixin):
         if self.r3.reflection.when == NEXT_STEP:
             self.replay_buffer.holder = Holder(seed, planner.fits)
         elif self.r3.reflection.when == AT_ONCE:
+            replayer, restarter = self.replay_buffer.replayer, None
+            if self.r3.reflection.ask == RESTARTS:
+                cutter = Cutter.of(self.tokenizer, MOST, LEAST, MOST, self.config.data.max_response_length)
+                planner.restarter = restarter = Restarter(self.history, cutter, seed)
             self.replay_buffer.asker = Asker(
                 lambda groups, step: planner.again(groups, self.columns, step),
                 super()._submit_batch_to_rollout,
-                self.replay_buffer.replayer.is_known,
+                lambda query_id: replayer.is_known(query_id) and not (restarter and restarter.can(query_id)),
                 seed=seed,
                 reading=self.replay_buffer.reading,
             )

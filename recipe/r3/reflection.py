@@ -25,11 +25,13 @@ from typing import Any
 from tensordict import TensorDict
 
 from recipe.common.queue import set_column
+from recipe.common.restart.agent_loop import HOOKS as RESTART_HOOKS
 from recipe.common.rows import PLAIN, REFLECTION, reflection_uid
 from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import History, Sample, Transfer
 from recipe.r3.replay.all_wrong import AllWrong
 from recipe.r3.replay.ways import Ways
+from recipe.r3.restarts import NOTHING, Restarter
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils import tensordict_utils as tu
@@ -41,6 +43,7 @@ HOOKS = {
     "verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop": {
         "run": ("sampling_params", "priority", "kwargs"),
         "_cap_text_prompt_length": ("prompt_ids",),
+        **RESTART_HOOKS["verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop"],
     },
 }
 """Methods of verl's that the rollout worker extends (recipe/common/verl_hooks.py)."""
@@ -147,6 +150,8 @@ class ReflectionPlanner:
         self.cap = config.cap(batch_size)
         self.budget = budget
         self.seed = seed
+        self.restarter: Restarter | None = None
+        """Where all-wrong groups whose query has a stored right answer go on from a part of it."""
         self.ways: Ways | None = None
         """By which prompt all-wrong groups are asked again, where that is before the next visit."""
 
@@ -200,6 +205,8 @@ class ReflectionPlanner:
     def _asked(self, group: AllWrong) -> dict[str, Any] | None:
         """What differs from the columns of its plain prompt; None where no prompt fits."""
         attempt = group.attempt
+        if self.restarter and (found := self.restarter.beginning(attempt.query_id, attempt.step)):
+            return found.columns()
         if self.ways and self.ways.way(attempt.query_id, attempt.step) == PLAIN:
             return {"agent_name": self.default_agent}  # TransferQueue does not keep what its row named
         messages = self._messages(list(group.row["raw_prompt"]), attempt)
@@ -224,6 +231,9 @@ class ReflectionPlanner:
         columns that all of them have."""
         if "agent_name" not in batch:
             set_column(batch, "agent_name", [self.default_agent] * len(batch))
+        for name, nothing in NOTHING.items() if self.restarter else ():
+            if name not in batch:
+                set_column(batch, name, [nothing] * len(batch))
 
     def _extend(self, batch: TensorDict, chosen: dict[int, list[dict]]) -> TensorDict:
         """`batch` with a copy of each chosen row under a fresh uid, a reflection prompt and the reflection worker."""
@@ -243,7 +253,8 @@ class ReflectionPlanner:
         rows = []
         for uid, group in groups.items():
             if (asked := self._asked(group)) is not None:
-                own = {"raw_prompt": list(group.row["raw_prompt"]), "uid": reflection_uid(uid)} | asked
+                own = {"raw_prompt": list(group.row["raw_prompt"]), "uid": reflection_uid(uid)}
+                own |= (NOTHING if self.restarter else {}) | asked
                 rows.append({name: group.row[name] for name in columns if name not in own} | own)
         if not rows:
             return None

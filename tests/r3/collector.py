@@ -8,7 +8,7 @@ import transfer_queue as tq
 
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import PLAIN, REFLECTION, reflection_uid
+from recipe.common.rows import PLAIN, RESTART, reflection_uid
 from recipe.r3.config.r3_config import ReplayConfig
 from recipe.r3.history.store import History, Sample
 from recipe.r3.replay.draw import Replayer
@@ -73,8 +73,10 @@ def write_group(
     tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[mark])
     for session, outcome in sorted(enumerate(outcomes), reverse=backwards):
         output = answer(session, outcome, step, length + session, info, log_probs, wrong)
-        if variant == REFLECTION:
-            output.extra_fields["prompt_variant"] = REFLECTION
+        if variant != PLAIN:
+            output.extra_fields["prompt_variant"] = variant
+        if variant == RESTART:  # its first token is a stored answer's
+            output.extra_fields["prefix_len"], output.response_mask[0] = 1, 0
         if versions:
             output.extra_fields |= dict(zip(("min_global_steps", "max_global_steps"), versions, strict=True))
         row = {"uid": uid, "session_id": session, "global_steps": step, "query_id": query, "index": 0}

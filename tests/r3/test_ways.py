@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from recipe.common.rows import PLAIN, REFLECTION, RowTag, reflection_uid
+from recipe.common.rows import PLAIN, REFLECTION, RESTART, RowTag, reflection_uid
 from recipe.r3.config.r3_config import ADAPTIVE
 from recipe.r3.replay.ways import FLOOR, Tally, Ways, reflection_share, tallies
 
@@ -18,7 +18,7 @@ def rows(uid: str, outcomes: str, length: int = 10, variant: str = PLAIN, group:
 
 
 def found(reflection: tuple, plain: tuple) -> dict[str, Tally]:
-    return {REFLECTION: Tally(*reflection), PLAIN: Tally(*plain)}
+    return {REFLECTION: Tally(*reflection), PLAIN: Tally(*plain), RESTART: Tally()}
 
 
 def test_only_further_groups_of_all_wrong_ones_are_counted():

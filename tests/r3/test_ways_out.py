@@ -116,6 +116,8 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "tools": (f"{ROLLOUT}.agent.default_agent_loop=tool_agent",),
         "shuffle": (f"{ACTOR}.shuffle=True",),
         "taper": (f"{R3}.replay.outcome=both", f"{ROLLOUT}.calculate_log_probs=False"),
+        "restarted late": (f"{R3}.reflection.ask=restart", f"{R3}.reflection.when=next_step"),
+        "restarted from nothing": (f"{R3}.reflection.ask=restart", f"{ROLLOUT}.calculate_log_probs=False"),
         "any prompt": (f"{R3}.replay.outcome=any_prompt",),
         "ranked": ("reward.reward_kwargs.correct_from=0.5",),
         "held without a batch that waits": (

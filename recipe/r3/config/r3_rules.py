@@ -26,10 +26,12 @@ from recipe.common.modes import MODES, SYNC, is_async, trainer_name
 from recipe.common.outcome import correct_from
 from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.config.r3_config import (
+    ADAPTIVE,
     ANY_PROMPT,
     AT_ONCE,
     NEXT_STEP,
     NEXT_VISIT,
+    RESTARTS,
     R3Config,
     ReflectionConfig,
     faults_of,
@@ -121,6 +123,7 @@ def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:
     yield from _rows_stay(correction, r3)
     yield from _attempts_within_reach(r3.reflection, rollout.n)
     yield from _asked_sooner(r3.reflection)
+    yield from _restarted(r3.reflection, rollout)
     yield from _held_in_sync(r3.reflection, config.trainer.v1.trainer_mode)
     yield from _asked_in_time(r3.reflection, config.trainer.v1)
     yield from _not_recorded(r3.reflection, config)
@@ -212,6 +215,23 @@ def _asked_sooner(reflection: ReflectionConfig) -> Iterator[Broken]:
             f"{key}.ask: {PLAIN} has no effect with {key}.when={NEXT_VISIT}: the next visit asks the plain "
             "prompt by itself",
             (f"{key}.when={AT_ONCE}", f"{key}.ask={REFLECTION}"),
+        )
+
+
+def _restarted(reflection: ReflectionConfig, rollout: DictConfig) -> Iterator[Broken]:
+    if not (reflection.enable and reflection.ask == RESTARTS):
+        return
+    key = f"{KEY}.reflection"
+    if reflection.when != AT_ONCE:
+        yield Broken(
+            f"{key}.ask: {RESTARTS} needs {key}.when={AT_ONCE}, got {reflection.when}: a group whose query has a "
+            "stored right answer is rescued by it before it could be asked later",
+            (f"{key}.when={AT_ONCE}", f"{key}.ask={ADAPTIVE}"),
+        )
+    if not rollout.calculate_log_probs:
+        yield Broken(
+            f"{key}.ask: {RESTARTS} goes on from answers whose log-probs are stored",
+            (f"{verl_rules.CALCULATE}=True", f"{key}.ask={ADAPTIVE}"),
         )
 
 

@@ -150,8 +150,8 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         rows = queue.read(batch, FIELDS)
         found = []
         for key, verls, row in zip(batch.keys, batch.tags, rows, strict=True):
-            check_one_turn(key, row)
             tag = self.reading.tag(row, str(row["query_id"]))
+            check_one_turn(key, row, tag.prefix_len)
             found.append(replace(tag, versions=versions_of(verls)))
         samples = [sample_of(*given, step) for given in zip(rows, found, batch.tags, strict=True)]
         unfinished = [(tag.group, tag.variant) for tag, sample in zip(found, samples, strict=True) if sample is None]
@@ -193,9 +193,12 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         )
 
 
-def check_one_turn(key: str, row: dict) -> None:
-    """Raises ValueError for an answer that holds tokens of a tool or of an environment."""
-    if not row["response_mask"].all():
+def check_one_turn(key: str, row: dict, prefix_len: int) -> None:
+    """Raises ValueError for an answer that holds tokens of a tool or of an environment.
+
+    prefix_len: tokens of a stored answer that it goes on from.
+    """
+    if not row["response_mask"][prefix_len:].all():
         raise ValueError(
             f"answer {key} holds tokens that the model did not write: R^3 stores and replays answers of one "
             "turn, so name no agent loop of several turns in the column agent_name or in "

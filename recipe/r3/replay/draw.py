@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from recipe.common.outcome import dead_outcome
-from recipe.common.rows import PLAIN, REFLECTION, RowTag, groups_of
+from recipe.common.rows import PLAIN, REFLECTION, RESTART, RowTag, groups_of
 from recipe.r3.config.r3_config import ANY_PROMPT, ReplayConfig
 from recipe.r3.history.store import History, Sample
 from recipe.r3.replay.prompts import Prompts
@@ -79,6 +79,8 @@ class Replayer:
         groups = groups_of(keys, tags).values()
         for positions in sorted(groups, key=lambda positions: (tags[positions[0]].group, tags[positions[0]].variant)):
             outcome = dead_outcome([tags[position] for position in positions])
+            if tags[positions[0]].variant == RESTART:
+                continue  # it begins where a right answer does
             if outcome is None or self.config.outcome not in ("both", *(("wrong",) if outcome else RIGHT)):
                 continue
             if samples := self._draw(tags[positions[0]], not outcome, rng, new):
@@ -100,12 +102,13 @@ class Replayer:
         is_plain = tag.variant == PLAIN
         accepts = self._fits_plain_prompt if is_plain and config.reflected_unless else None
         of_any = config.outcome == ANY_PROMPT
-        samples = self.history.draw(
+        own = self._restarted(tag, rng, new) if is_plain and correct else []
+        samples = own + self.history.draw(
             None if of_any else tag.group,
             correct,
-            config.k,
+            config.k - len(own),
             rng,
-            variants=(PLAIN, REFLECTION) if is_plain and not of_any else (PLAIN,),
+            variants=(PLAIN, REFLECTION, RESTART) if is_plain and not of_any else (PLAIN,),
             max_length=self.max_response_length,
             min_version=-1 if config.max_age is None else self._step - 1 - config.max_age,
             accepts=self._has_prompt if of_any else accepts,
@@ -115,6 +118,12 @@ class Replayer:
         found = [s for s in new if s.variant == REFLECTION and s.correct and s.query_id == tag.group]
         found = sorted(filter(accepts, found), key=lambda sample: sample.tokens.tolist())  # they arrive in any order
         return samples + rng.sample(found, min(config.k - len(samples), len(found)))
+
+    def _restarted(self, tag: RowTag, rng: random.Random, new: Iterable[Sample]) -> list[Sample]:
+        """Right answers of this step that go on from a part of a stored one, before those that are stored."""
+        found = [s for s in new if s.variant == RESTART and s.correct and s.query_id == tag.group]
+        found = sorted(found, key=lambda sample: sample.tokens.tolist())
+        return rng.sample(found, min(self.config.k, len(found)))
 
     def _has_prompt(self, sample: Sample) -> bool:
         return self.prompts is not None and sample.query_id in self.prompts

@@ -25,10 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recipe.common.outcome import dead_outcome
-from recipe.common.rows import PLAIN, REFLECTION, RowTag, groups_of, is_reflection, plain_uid
-from recipe.r3.config.r3_config import ADAPTIVE
+from recipe.common.rows import PLAIN, REFLECTION, RESTART, RowTag, groups_of, is_reflection, plain_uid
+from recipe.r3.config.r3_config import ADAPTIVE, RESTARTS
 
 WAYS = (REFLECTION, PLAIN)
+"""Of asking a group that nothing stored can rescue. Restarts have a right answer to go on from."""
 FLOOR = 0.1
 """Least share of either way: what finds nothing now may do so later."""
 FILE = "ways.json"
@@ -58,15 +59,15 @@ def tallies(keys: Sequence[str], tags: Sequence[RowTag], drawable: Container[str
     drawable: queries to which reflection found a right answer that may be replayed under the plain prompt.
     """
     groups = groups_of(keys, tags)
-    found = {way: Tally() for way in WAYS}
+    found = {way: Tally() for way in (*WAYS, RESTART)}
     for uid, positions in groups.items():
         own = [tags[position] for position in groups.get(plain_uid(uid), ())] if is_reflection(uid) else []
         rows = [tags[position] for position in positions]
         if not own or own[0].group != rows[0].group or dead_outcome(own) is not False:
             continue
         way, is_right = rows[0].variant, any(row.correct for row in rows)
-        is_found = is_right and (way == PLAIN or rows[0].group in drawable)
-        found[way].add(Tally(1, int(is_found), sum(row.response_len for row in rows)))
+        is_found = is_right and (way != REFLECTION or rows[0].group in drawable)
+        found[way].add(Tally(1, int(is_found), sum(row.generated_len for row in rows)))
     return found
 
 
@@ -77,6 +78,7 @@ def reflection_share(found: dict[str, Tally]) -> float:
     With one imagined group of each way that found half a group: 8 of 75 at 4,000 tokens each against 18 of 75 at the
     same: (8.5 / 76) / (8.5 / 76 + 18.5 / 76) = 0.315. Nothing known: 0.5.
     """
+    found = {way: found[way] for way in WAYS}
     asked, tokens = (sum(getattr(tally, name) for tally in found.values()) for name in ("asked", "tokens"))
     length = tokens / asked if asked and tokens else 1.0
     rate = {way: (tally.found + 0.5) / (tally.tokens + length) for way, tally in found.items()}
@@ -95,14 +97,14 @@ class Ways:
 
     ask: str
     seed: int
-    found: dict[str, Tally] = field(default_factory=lambda: {way: Tally() for way in WAYS})
+    found: dict[str, Tally] = field(default_factory=lambda: {way: Tally() for way in (*WAYS, RESTART)})
     """Of the run so far."""
-    fresh: dict[str, Tally] = field(default_factory=lambda: {way: Tally() for way in WAYS})
+    fresh: dict[str, Tally] = field(default_factory=lambda: {way: Tally() for way in (*WAYS, RESTART)})
     """Since the metrics were taken last."""
 
     def way(self, query_id: str, step: int) -> str:
         """Of an all-wrong group that `step` generated."""
-        if self.ask != ADAPTIVE:
+        if self.ask not in (ADAPTIVE, RESTARTS):
             return self.ask
         drawn = random.Random(f"{self.seed}/way/{step}/{query_id}").random()
         return REFLECTION if drawn < reflection_share(self.found) else PLAIN
@@ -118,11 +120,12 @@ class Ways:
         metrics = {
             f"reflection/by_{way}/{name}": count
             for way, tally in self.fresh.items()
+            if way in WAYS or self.ask == RESTARTS
             for name, count in asdict(tally).items()
         }
-        self.fresh = {way: Tally() for way in WAYS}
-        share = {"reflection/by_reflection/share": reflection_share(self.found)} if self.ask == ADAPTIVE else {}
-        return metrics | share
+        self.fresh = {way: Tally() for way in (*WAYS, RESTART)}
+        is_shared = self.ask in (ADAPTIVE, RESTARTS)
+        return metrics | ({"reflection/by_reflection/share": reflection_share(self.found)} if is_shared else {})
 
     def save(self, checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -130,4 +133,4 @@ class Ways:
 
     def load(self, checkpoint: Path) -> None:
         if (file := checkpoint / FILE).exists():
-            self.found = {way: Tally(**tally) for way, tally in json.loads(file.read_text()).items()}
+            self.found |= {way: Tally(**tally) for way, tally in json.loads(file.read_text()).items()}
