@@ -16,7 +16,7 @@ NO_SCORE = "the grader was late, or the reward function failed"
 NO_USE = "they cost and do not help; set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
 """Of restarts that succeed no more often than fresh attempts at the same problems."""
 GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
-WAYS = ("reflection", "plain")
+WAYS = ("reflection", "plain", "restart")
 """How all-wrong groups are asked again before the next visit."""
 ALL_GROUPS = (*GROUPS, "no_signal", "split")
 

@@ -263,7 +263,8 @@ def lengths_said(arm: Arm) -> list[Finding]:
 
 def further_prompt(arm: Arm) -> str:
     """What problems were asked again with: some all-wrong groups may be asked by their plain prompt."""
-    return "further prompt" if total(arm, get("reflection/by_plain/asked")) else "reflection prompt"
+    others = sum(total(arm, get(f"reflection/by_{way}/asked")) for way in ("plain", "restart"))
+    return "further prompt" if others else "reflection prompt"
 
 
 def reflection_said(arm: Arm) -> list[Finding]:
