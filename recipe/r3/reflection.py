@@ -175,11 +175,29 @@ class ReflectionPlanner:
         transfers = self.history.transfer(query_ids)
         rng = random.Random(f"{self.seed}/reflection/{step}")
         rng.shuffle(open_)
+        chosen, skipped = self._choose(batch, {row: query_ids[row] for row in open_}, cap, step, rng)
+        metrics = {
+            "reflection/hard_queries": len(hard),
+            "reflection/prompts": len(chosen) + len(held or {}),
+            **skipped,
+            **transfer_metrics(list(transfers.values())),
+        }
+        batch = self._extend(batch, chosen) if chosen else batch
+        return (batch if again is None else tu.concat_tensordict([batch, again])), metrics
+
+    def _choose(
+        self, batch: TensorDict, hard: dict[int, str], cap: int, step: int, rng: random.Random
+    ) -> tuple[dict[int, dict[str, Any]], dict[str, float]]:
+        """By row of at most `cap` hard queries, in their order, the columns in which they are asked again; and how many
+        could not be."""
         chosen, over_budget, no_attempt = {}, 0, 0
-        for row in open_:
+        for row, query_id in hard.items():
             if len(chosen) == cap:
                 break
-            attempts = self.history.draw(query_ids[row], correct=False, k=1, rng=rng, variants=(PLAIN,))
+            if self.restarter and (found := self.restarter.beginning(query_id, step)):
+                chosen[row] = found.columns()
+                continue
+            attempts = self.history.draw(query_id, correct=False, k=1, rng=rng, variants=(PLAIN,))
             if not attempts:
                 no_attempt += 1
                 continue
@@ -187,16 +205,9 @@ class ReflectionPlanner:
             if messages is None:
                 over_budget += 1
                 continue
-            chosen[row] = messages
-        metrics = {
-            "reflection/hard_queries": len(hard),
-            "reflection/prompts": len(chosen) + len(held or {}),
-            "reflection/skipped_over_budget": over_budget,
-            "reflection/skipped_no_attempt": no_attempt,
-            **transfer_metrics(list(transfers.values())),
-        }
-        batch = self._extend(batch, chosen) if chosen else batch
-        return (batch if again is None else tu.concat_tensordict([batch, again])), metrics
+            chosen[row] = {"raw_prompt": messages, "agent_name": AGENT_NAME}
+        skipped = {"reflection/skipped_over_budget": over_budget, "reflection/skipped_no_attempt": no_attempt}
+        return chosen, skipped
 
     def fits(self, group: AllWrong) -> bool:
         """Whether there is a prompt by which a group is asked again."""
@@ -235,13 +246,14 @@ class ReflectionPlanner:
             if name not in batch:
                 set_column(batch, name, [nothing] * len(batch))
 
-    def _extend(self, batch: TensorDict, chosen: dict[int, list[dict]]) -> TensorDict:
-        """`batch` with a copy of each chosen row under a fresh uid, a reflection prompt and the reflection worker."""
+    def _extend(self, batch: TensorDict, chosen: dict[int, dict[str, Any]]) -> TensorDict:
+        """`batch` with a copy of each chosen row under a fresh uid, with these columns in place of its own."""
         self.name_agents(batch)
         extra = tu.index_select_tensor_dict(batch, list(chosen))
         set_column(batch, "agent_name", list(batch["agent_name"]))
-        set_column(extra, "agent_name", [AGENT_NAME] * len(chosen))
-        set_column(extra, "raw_prompt", list(chosen.values()))
+        for name in dict.fromkeys(name for columns in chosen.values() for name in columns):
+            own = list(extra[name])
+            set_column(extra, name, [columns.get(name, old) for columns, old in zip(chosen.values(), own, strict=True)])
         set_column(extra, "uid", [reflection_uid(str(batch["uid"][row])) for row in chosen])
         return tu.concat_tensordict([batch, extra])
 
@@ -259,6 +271,8 @@ class ReflectionPlanner:
         if not rows:
             return None
         batch = list_of_dict_to_tensordict(rows)
+        for name in NOTHING if self.restarter else ():  # arrays of several lengths
+            set_column(batch, name, [row[name] for row in rows])
         tu.assign_non_tensor_data(batch, "global_steps", step)
         return batch
 

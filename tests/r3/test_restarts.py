@@ -5,14 +5,17 @@ import random
 import numpy as np
 import pytest
 from collector import N, finish_step, read, write_group
+from reflecting import make_planner
 
 from recipe.common.metrics import group_ledger, series_metrics
 from recipe.common.restart.agent_loop import AGENT_NAME, PREFIX, PREFIX_LOG_PROBS
 from recipe.common.restart.cuts import ENDS, Cutter
 from recipe.common.rows import PLAIN, REFLECTION, RESTART, groups_of, tags_of
 from recipe.r3.history.store import Sample
+from recipe.r3.replay.all_wrong import AllWrong
 from recipe.r3.replay.ways import Tally, Ways, reflection_share
 from recipe.r3.restarts import LEAST, MOST, NOTHING, Beginning, Restarter
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 STEP_END = 5
 WRONG = ("wrong",) * N
@@ -75,6 +78,50 @@ def test_nothing_to_go_on_from(history, restarter, tokens, fields):
 def test_a_restarted_answer_may_be_gone_on_from_again(history, restarter):
     keep(history, ANSWER, variant=RESTART)
     assert restarter.can("q")
+
+
+def test_a_known_hard_query_is_asked_from_there_and_an_unknown_one_by_reflection(tokenizer, history, restarter):
+    planner = make_planner(tokenizer, history, min_attempts=1, rounds=None)
+    planner.restarter = restarter
+    keep(history, [1, 2, 3], correct=False, query="new")
+    for wrong in range(30, 36):
+        keep(history, [wrong, 2, 3], correct=False)
+    keep(history, ANSWER)
+    batch = prompts_of({"q": "one and one", "new": "two and two"})
+    planner.name_agents(batch)
+    found, metrics = planner.augment(batch, step=2)
+    again = {str(query): at for at, query in enumerate(found["query_id"]) if at >= 2}
+    assert metrics["reflection/prompts"] == 2 and set(again) == {"q", "new"}
+    known, unknown = again["q"], again["new"]
+    assert found["agent_name"][known] == AGENT_NAME and list(found["raw_prompt"][known]) == list(found["raw_prompt"][0])
+    kept = len(found[PREFIX][known])
+    assert kept in (3, 5) and found[PREFIX][known].tolist() == ANSWER[:kept]
+    assert len(found[PREFIX_LOG_PROBS][known]) == kept
+    assert found["agent_name"][unknown] == "r3_reflection" and len(found[PREFIX][unknown]) == 0
+    assert all(len(found[PREFIX][at]) == 0 for at in range(2))
+
+
+def test_an_all_wrong_group_is_asked_from_there_at_once(tokenizer, history, restarter):
+    planner = make_planner(tokenizer, history)
+    planner.restarter, planner.ways = restarter, Ways("restart", 0)
+    keep(history, ANSWER)
+    plain = prompts_of({"q": "one and one", "new": "two and two"})
+    planner.name_agents(plain)
+    rows = [{name: plain[name][at] for name in plain.keys()} for at in range(2)]
+    wrong = [Sample(query, np.array([1], np.int32), False, 0.0, False, 2) for query in ("q", "new")]
+    groups = {f"u{at}": AllWrong(row, sample) for at, (row, sample) in enumerate(zip(rows, wrong, strict=True))}
+    batch = planner.again(groups, [str(name) for name in plain.keys()], step=2)
+    assert [str(uid) for uid in batch["uid"]] == ["reflection-u0", "reflection-u1"]
+    assert batch["agent_name"][0] == AGENT_NAME and batch["agent_name"][1] != AGENT_NAME
+    assert [len(part) for part in batch[PREFIX]] in ([3, 0], [5, 0])
+
+
+def prompts_of(questions):
+    rows = [
+        {"query_id": query, "uid": f"u{at}", "raw_prompt": [{"role": "user", "content": text}]}
+        for at, (query, text) in enumerate(questions.items())
+    ]
+    return list_of_dict_to_tensordict(rows)
 
 
 def step_with_restarts(buffer, outcomes):
