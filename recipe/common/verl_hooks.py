@@ -18,11 +18,12 @@ trains on as GRPO. So every trainer compares this table with the installed verl 
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 
 Hooks = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Parameters, `self` left out, of each method of each class of verl's, the latter by its import path."""
+"""Parameters, `self` left out, of each method of each class of verl's, the latter by its import path. Of a module's
+function the first one is left out as well."""
 
 V1 = "verl.trainer.ppo.v1"
 TRAINER_HOOKS: Hooks = {
@@ -81,13 +82,13 @@ def hook_faults(hooks: Hooks) -> list[str]:
         except (ImportError, AttributeError):
             faults.append(f"{path} is gone")
             continue
-        faults += [fault for method, wanted in methods.items() if (fault := _fault(owner, method, wanted))]
+        each = (_fault(getattr(owner, method, None), f"{path}.{method}", wanted) for method, wanted in methods.items())
+        faults += filter(None, each)
     return faults
 
 
-def _fault(owner: type, method: str, wanted: tuple[str, ...]) -> str | None:
-    where = f"{owner.__module__}.{owner.__name__}.{method}"
-    if not (found := getattr(owner, method, None)):
+def _fault(found: Callable | None, where: str, wanted: tuple[str, ...]) -> str | None:
+    if found is None:
         return f"{where} is gone"
     parameters = tuple(inspect.signature(found).parameters)[1:]
     return None if parameters == wanted else f"{where} takes ({', '.join(parameters)}), not ({', '.join(wanted)})"

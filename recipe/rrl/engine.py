@@ -30,6 +30,11 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 HEAD = "ForTokenClassification"
 ONE_VALUE = {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": "0", "summary_dropout_prob": 0.0}
 """As verl sets up a value model: one output a token, no dropout."""
+HOOKS = {
+    "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithValueHead": {"_build_module": ()},
+    "verl.utils.model": {"get_hf_auto_model_class": ()},
+}
+"""What of verl's the engine extends, and relies on (recipe/common/verl_hooks.py)."""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from recipe.common.restart.cuts import Cutter
 from recipe.common.trainer.baseline import BaselineMixin
 from recipe.common.trainer.finite import WatchedDetachActorWorker
 from recipe.common.trainer.stored import StoredMixin
-from recipe.rrl import engine  # noqa: F401  registers itself
+from recipe.rrl import engine
 from recipe.rrl.advantages import put_advantages
 from recipe.rrl.alarms import WARN_AFTER_STEPS, Comparison
 from recipe.rrl.collect import states_of
@@ -62,7 +62,7 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 class RRLMixin(StoredMixin, BaselineMixin):
     """Restarts from kept states on a trainer of verl's."""
 
-    HOOKS = AGENT_HOOKS | {"verl.trainer.ppo.v1.trainer_base.PPOTrainer": {"_compute_values": ("batch", "metrics")}}
+    HOOKS = AGENT_HOOKS | engine.HOOKS
 
     def __init__(self, config: DictConfig):
         self.rrl = validate_rrl_config(config)

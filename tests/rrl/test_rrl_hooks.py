@@ -1,0 +1,45 @@
+"""The table of verl's methods that are extended is complete and right, and the engine is the one that verl finds."""
+
+import pytest
+import torch
+from extended import extended
+
+from recipe.common.verl_hooks import TRAINER_HOOKS, check_hooks
+from recipe.rrl import engine
+from recipe.common.restart.agent_loop import RestartAgentLoop
+from recipe.rrl.rrl_trainer import RRLColocateAsync, RRLMixin, RRLSeparateAsync, RRLTrainer
+from verl.utils import model as verl_model
+from verl.workers.engine import EngineRegistry
+
+HOOKS = {**TRAINER_HOOKS, **RRLMixin.HOOKS}
+
+
+@pytest.mark.parametrize("cls", [RRLTrainer, RRLColocateAsync, RRLSeparateAsync, RestartAgentLoop, engine.ValueEngine])
+def test_every_method_that_is_extended_is_in_the_table(cls):
+    assert extended(cls) <= {name for methods in HOOKS.values() for name in methods}
+
+
+def test_the_pinned_verl_has_every_method_as_the_table_says():
+    check_hooks(HOOKS)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_value_models_are_made_by_the_recipes_engine(strategy):
+    assert EngineRegistry._engines["value_model"][strategy]["cuda", "nvidia"] is engine.ValueEngine
+
+
+def test_a_value_model_is_loaded_with_the_attention_that_is_set_and_verls_loader_is_back_afterwards(tmp_path):
+    from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
+
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_key_value_heads=1, **small)).save_pretrained(tmp_path)
+    verls, heads = verl_model.load_valuehead_model, []
+    config = AutoConfig.from_pretrained(tmp_path, num_labels=1, attn_implementation="eager")
+    for seed in (0, 0, 1):
+        with engine.own_loader(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = verl_model.load_valuehead_model(tmp_path, torch.float32, config, False)
+        assert model.config._attn_implementation == "eager" and model.score.out_features == 1
+        heads.append(model.score.weight.detach())
+    assert verl_model.load_valuehead_model is verls
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
