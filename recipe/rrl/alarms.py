@@ -34,23 +34,26 @@ class Comparison:
         """By problem: attempts from the start, and how many of them were right."""
         self.steps: deque[tuple[int, float, float]] = deque(maxlen=patience)
         """Of each step: restarts, those that were right, and as many as fresh attempts would have got right."""
+        self.step = (0, 0.0, 0.0)
+        """The same of the step that goes on, all its updates together."""
 
     def add_fresh(self, query_id: str, is_right: bool) -> None:
         self.fresh[query_id][0] += 1
         self.fresh[query_id][1] += is_right
 
     def add_restarts(self, restarts: Iterable[tuple[str, bool]]) -> None:
-        """(problem, whether it was right) of each restart of a step; without those of problems never tried afresh."""
+        """(problem, whether it was right) of each restart of an update, of problems that were tried afresh before."""
         known = [(is_right, *self.fresh[name]) for name, is_right in restarts if name in self.fresh]
-        if known:
-            expected = sum(right / tries for _, tries, right in known)
-            self.steps.append((len(known), float(sum(is_right for is_right, _, _ in known)), expected))
+        number, own, fresh = self.step
+        expected = sum(right / tries for _, tries, right in known)
+        self.step = number + len(known), own + sum(is_right for is_right, _, _ in known), fresh + expected
 
-    def metrics(self) -> dict[str, float]:
-        """Of the last step that had restarts."""
-        if not self.steps:
+    def close(self) -> dict[str, float]:
+        """The metrics of the step; none where it had no restarts that can be compared."""
+        (number, own, fresh), self.step = self.step, (0, 0.0, 0.0)
+        if not number:
             return {}
-        number, own, fresh = self.steps[-1]
+        self.steps.append((number, own, fresh))
         return {"restart/compared": number, "restart/success": own / number, "restart/fresh_success": fresh / number}
 
     def warning(self) -> str | None:

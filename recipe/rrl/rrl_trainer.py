@@ -192,7 +192,7 @@ class RRLMixin(StoredMixin, BaselineMixin):
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
         if self.buffer is not None:
-            metrics.update(self.comparison.metrics())
+            metrics.update(self.comparison.close())
             warning = self.comparison.warning()
             metrics["alarm/restarts"] = int(warning is not None)
             if warning:
