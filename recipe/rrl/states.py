@@ -26,7 +26,7 @@ A state leaves by what its restarts showed, never by age, for old states are wha
 The raw value would empty the buffer of the hard problems first. What was tried is kept by content, so a state that left
 by its tries is refused when it comes again, and one that left over a cap comes back with its tries.
 
-A checkpoint pins its step, as in `recipe.common.store`: `restore` brings states, tries and values of that step back.
+A checkpoint pins its step, as in `recipe.common.store`: `restore` brings states, tries and values of it back.
 """
 
 import math

@@ -45,7 +45,7 @@ assert not foreign, foreign
 """
 
 
-RECIPES = ("r3", "hgpo")
+RECIPES = ("r3", "hgpo", "rrl")
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,11 @@ def test_both_commands_compose_its_configuration(checkout, main, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "chosen"),
-    [("r3", "losses or mini_batches or ranking or resume or outcome"), ("hgpo", "core_algos or prompts or interface")],
+    [
+        ("r3", "losses or mini_batches or ranking or resume or outcome"),
+        ("hgpo", "core_algos or prompts or interface"),
+        ("rrl", "collect or restarts or step_rows or resume"),
+    ],
 )
 def test_its_quick_tests_pass_there(checkout, name, chosen):
     """All are collected, and some files run: all of them take minutes."""
