@@ -96,7 +96,7 @@ class Reading:
             score=score,
             grade=grade,
             reward_error=bool(info.get("reward_error")),
-            prefix_len=int(row["extra_fields"].get("prefix_len", 0)),
+            prefix_len=row["extra_fields"].get("prefix_len"),
         )
 
     def judge(self, info: dict, score: float, group: str) -> tuple[bool, float]:

@@ -142,8 +142,8 @@ class RowTag:
     prompt_len: int = 0
     response_len: int = 0
     seq_len: int = 0
-    prefix_len: int = 0
-    """Of the response, the tokens at its front that it began at, which nobody generated in this step."""
+    prefix_len: int | None = None
+    """Of a restart: tokens at the front of its response that it began at, which nobody generated in this step."""
 
     def to_tag(self) -> dict[str, Any]:
         """What goes into TransferQueue's tag beside verl's own entries; the lengths there are verl's."""
@@ -177,7 +177,7 @@ class RowTag:
 
     @property
     def generated_len(self) -> int:
-        return self.response_len - self.prefix_len
+        return self.response_len - (self.prefix_len or 0)
 
     @property
     def level(self) -> float:
