@@ -1,14 +1,17 @@
 """The table of verl's methods that are extended is complete and right, and the engine is the one that verl finds."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from extended import extended
+from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
+from recipe.common.restart.agent_loop import RestartAgentLoop
 from recipe.common.verl_hooks import TRAINER_HOOKS, check_hooks
 from recipe.rrl import engine
-from recipe.common.restart.agent_loop import RestartAgentLoop
 from recipe.rrl.rrl_trainer import RRLColocateAsync, RRLMixin, RRLSeparateAsync, RRLTrainer
-from verl.utils import model as verl_model
+from verl.utils.model import get_hf_auto_model_class
 from verl.workers.engine import EngineRegistry
 
 HOOKS = {**TRAINER_HOOKS, **RRLMixin.HOOKS}
@@ -28,18 +31,19 @@ def test_value_models_are_made_by_the_recipes_engine(strategy):
     assert EngineRegistry._engines["value_model"][strategy]["cuda", "nvidia"] is engine.ValueEngine
 
 
-def test_a_value_model_is_loaded_with_the_attention_that_is_set_and_verls_loader_is_back_afterwards(tmp_path):
-    from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
-
+def test_a_value_model_has_the_attention_that_is_set_a_head_of_its_seed_and_leaves_all_as_it_was(tmp_path):
     small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_key_value_heads=1, **small)).save_pretrained(tmp_path)
-    verls, heads = verl_model.load_valuehead_model, []
-    config = AutoConfig.from_pretrained(tmp_path, num_labels=1, attn_implementation="eager")
+    config = AutoConfig.from_pretrained(tmp_path, attn_implementation="eager")
+    config.update(engine.ONE_VALUE)
+    called, heads = SimpleNamespace(model_type="value_model", hf_config=config), []
     for seed in (0, 0, 1):
-        with engine.own_loader(), torch.random.fork_rng(devices=[]):
+        with engine.called_token_classifier(called), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = verl_model.load_valuehead_model(tmp_path, torch.float32, config, False)
+            assert called.model_type == "language_model"
+            model = get_hf_auto_model_class(config).from_pretrained(tmp_path, config=config)
+            assert type(model).__name__ == config.architectures[0] == "Qwen2ForTokenClassification"
         assert model.config._attn_implementation == "eager" and model.score.out_features == 1
         heads.append(model.score.weight.detach())
-    assert verl_model.load_valuehead_model is verls
+    assert (called.model_type, config.architectures) == ("value_model", ["Qwen2ForCausalLM"])
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
