@@ -20,6 +20,7 @@ COMMANDS = {
     "study": ("r3_ext.study.command", "compare methods, their parts and their baselines at equal cost"),
     "report": ("r3_ext.report.command", "draw one HTML page and PNG figures from the metrics of one or several runs"),
     "episodes": ("r3_ext.report.episodes", "sessions of a run turn by turn, with the groups of each turn"),
+    "states": ("r3_ext.rrl.states", "states that RRL-style replay starts again from, with their tries and texts"),
     "history": ("r3_ext.r3.history.command", "look into R^3's sample buffer, export it, seed a new one"),
 }
 
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="r3",
-        description="R^3 and HGPO on verl: train, compare and look into what was trained.",
+        description="R^3, HGPO and RRL-style replay on verl: train, compare and look into what was trained.",
         epilog="\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

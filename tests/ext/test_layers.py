@@ -16,7 +16,7 @@ from r3_ext.settings.compose import ROOT
 FLOORS = (
     # From the top: a room uses its own floor and those below. The first name stands for the files beside the rooms.
     ("", "export"),
-    ("r3", "study"),
+    ("r3", "rrl", "study"),
     ("run", "evaluate"),
     ("report",),
     ("doctor", "record"),
@@ -117,6 +117,7 @@ def test_the_shell_imports_downwards(module):
 
 ROOMS_OF_ONE_RECIPE = {
     "r3",
+    "rrl",
     "doctor",  # tries whether a history can be locked where it will lie
     "study",  # its arms are settings of R^3
     "tiny",  # teaches a model to read reflection prompts

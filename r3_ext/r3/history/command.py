@@ -15,9 +15,9 @@ import os
 import sys
 from collections.abc import Callable
 
+from r3_ext.host.tables import printable
 from r3_ext.r3.history.export import export
 from r3_ext.r3.history.importing import import_samples
-from r3_ext.r3.history.shared import printable
 from r3_ext.r3.history.show import query, show
 from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.history.file import HistoryError

@@ -6,17 +6,9 @@ import difflib
 import sqlite3
 import sys
 
+from r3_ext.host.tables import print_table, printable, share
 from r3_ext.host.units import human
-from r3_ext.r3.history.shared import (
-    disk_size,
-    existing,
-    meta_of,
-    print_table,
-    printable,
-    share,
-    snapshot,
-    stored,
-)
+from r3_ext.r3.history.shared import disk_size, existing, meta_of, snapshot, stored
 from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.history.file import SCHEMA_VERSION, HistoryError
 

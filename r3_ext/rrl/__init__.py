@@ -1,0 +1,1 @@
+"""The tools of RRL-style replay alone."""
