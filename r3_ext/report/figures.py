@@ -47,10 +47,11 @@ LEDGER = (
 TOKENS = (
     ("plain prompts", "l1"),
     ("reflection", "l4"),
+    ("restarts", "l5"),
     ("generated, thrown away", "l3"),
     ("replayed, not generated", "l2"),
 )
-TOKEN_KEYS = ("fresh/tokens", "reflection/tokens", "generated/discarded_tokens", "replay/tokens")
+TOKEN_KEYS = ("fresh/tokens", "reflection/tokens", "restart/tokens", "generated/discarded_tokens", "replay/tokens")
 DYNAMICS = (
     Lines("Solve-all", "share of groups", (share(get("groups/all_correct"), TOTAL),)),
     Lines("Solve-none", "share of groups", (share(get("groups/all_wrong"), TOTAL),)),
@@ -91,7 +92,7 @@ SOONER = (
     Lines("Groups held for the next step", "groups", (get("groups/held"),)),
 )
 """Each of runs with one choice of `reflection.ask` or `reflection.when`: adaptive, at_once, next_step."""
-WAY_COLORS = {"reflection": ("l4", "l5"), "plain": ("l1", "l2")}
+WAY_COLORS = {"reflection": ("l4", "l5"), "plain": ("l1", "l2"), "restart": ("l3", "l0")}
 
 
 def validation_band(arm: Arm, source: str, by: str) -> Band | None:

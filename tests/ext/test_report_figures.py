@@ -172,9 +172,13 @@ def test_what_no_run_logged_is_named():
 
 
 def asked_row(step, asked, found, tokens, **extra):
-    """Of a step that asked so many all-wrong groups again by reflection, and plainly."""
+    """Of a step that asked so many all-wrong groups again by reflection, plainly, and, if there is a third, restarts."""
     counts = {"asked": asked, "found": found, "tokens": tokens}
-    by = {f"reflection/by_{way}/{name}": pair[i] for name, pair in counts.items() for i, way in enumerate(WAYS)}
+    by = {
+        f"reflection/by_{way}/{name}": value
+        for name, values in counts.items()
+        for way, value in zip(WAYS, values, strict=False)
+    }
     return training_row(step, **by, **extra)
 
 
@@ -201,6 +205,15 @@ def test_all_wrong_groups_that_were_asked_again_are_shown_by_way():
     told = "reflection 4, found 3: 130 tokens each; plain 4, found 0: nothing for 340 tokens"
     assert f"All-wrong groups asked again, {told}." in section.notes
     assert {"Batches waited for the answers", "Groups held for the next step"}.isdisjoint(panels)
+
+
+def test_restarts_are_a_way_of_their_own():
+    rows = [asked_row(step, (0, 2, 4), (0, 1, 3), (0, 80, 60)) for step in (1, 2)]
+    section = reflection_of(Arm("r3", [Run(Path("run"), rows)]))
+    [panel] = [panel for panel in section.panels if panel.title == "All-wrong groups asked again"]
+    layers = {name: y.tolist() for name, _, y in panel.layers}
+    assert layers["restart: right answer found"] == [3, 3] and layers["restart: none"] == [1, 1]
+    assert "restart 8, found 6" in section.notes[-1]
 
 
 def test_a_way_that_nothing_was_asked_by_has_no_layer_and_each_arm_its_own_sentence():
