@@ -172,7 +172,7 @@ def test_what_no_run_logged_is_named():
 
 
 def asked_row(step, asked, found, tokens, **extra):
-    """Of a step that asked so many all-wrong groups again by reflection, plainly and, if there is a third, by restarts."""
+    """Of a step that asked so many all-wrong groups again: by reflection, plainly and, if given, by restarts."""
     counts = {"asked": asked, "found": found, "tokens": tokens}
     by = {
         f"reflection/by_{way}/{name}": value

@@ -17,7 +17,7 @@ import time
 from rich.console import Console
 
 from r3_ext.host import cluster
-from r3_ext.recipes import R3, recipe_of
+from r3_ext.recipes import BASELINE, R3, recipe_of
 from r3_ext.run import command as launch
 from r3_ext.run.environment import replace_read_only_home
 from r3_ext.run.start import Start, settle
@@ -47,13 +47,14 @@ def check(own: argparse.Namespace, start: Start) -> None:
         if (value := getattr(own, name)) is not None and not value > 0:
             raise ValueError(f"--{name} must be more than 0, got {value:g}")
     if start.method not in R3.methods:
-        if recipe_of(start.method).world:
-            raise ValueError(
-                f"--method {start.method}: answers of one turn are rehearsed, not sessions; train a few steps instead, "
-                f"`r3 run --method {start.method} trainer.total_training_steps=3 trainer.test_freq=-1`: its report has "
-                "the memory and the seconds of each step"
-            )
-        raise ValueError(f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them")
+        recipe = recipe_of(start.method)
+        if recipe is BASELINE:
+            raise ValueError(f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them")
+        what = "answers of one turn are rehearsed, not sessions" if recipe.world else "R^3's steps are rehearsed"
+        raise ValueError(
+            f"--method {start.method}: {what}; train a few steps instead, `r3 run --method {start.method} "
+            "trainer.total_training_steps=3 trainer.test_freq=-1`: its report has memory and seconds of each step"
+        )
     if start.mode != SYNC:
         raise ValueError(f"--mode {start.mode}: rehearsed is the synchronous mode, whose phases come one by one")
     if start.known:
