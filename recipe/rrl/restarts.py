@@ -26,7 +26,7 @@ from recipe.common.queue import set_column
 from recipe.common.restart.agent_loop import AGENT_NAME, PREFIX
 from recipe.common.rows import RESTART_UID
 from recipe.rrl.config.rrl_config import RRLConfig
-from recipe.rrl.states import State, StateBuffer
+from recipe.rrl.states import FAILED, REFERENCE, RIGHT, State, StateBuffer
 from verl.utils import tensordict_utils as tu
 
 
@@ -48,20 +48,29 @@ class Restarts:
         dataset: verl's training set, its rows with `query_id`.
         collate: verl's function that makes a batch of such rows.
         default_agent: agent loop of prompts whose row names none.
+        max_cut: most tokens of a state, so that there is room for the rest.
     """
 
-    def __init__(self, config: RRLConfig, buffer: StateBuffer, dataset, collate, default_agent: str, seed: int):
-        self.config = config.restarts
+    def __init__(
+        self, config: RRLConfig, buffer: StateBuffer, dataset, collate, default_agent: str, seed: int, max_cut: int
+    ):
+        self.config, self.max_cut = config.restarts, max_cut
+        # A run may go on with other settings than those that its buffer was filled by.
+        states = config.states
+        taken = {FAILED: states.takes_failed, RIGHT: states.takes_right, REFERENCE: states.reference is not None}
+        self.origins = tuple(origin for origin, is_taken in taken.items() if is_taken)
         self.buffer, self.dataset, self.collate = buffer, dataset, collate
         self.default_agent, self.seed = default_agent, seed
         ids = dataset.dataframe["query_id"]
         self.place = {str(query_id): row for row, query_id in reversed(list(enumerate(ids)))}
 
     def draw(self, number: int, purpose: str, step: int) -> list[State]:
-        """At most so many states, none of a problem that this training set does not have."""
+        """At most so many states of those that the settings take: of their origins, with room for the rest, and none of
+        a problem that this training set does not have."""
         rng = random.Random(f"{self.seed}/{purpose}/{step}")
         temperature = math.inf if self.config.temperature is None else self.config.temperature
-        return [state for state in self.buffer.draw(number, rng, temperature) if state.query_id in self.place]
+        found = self.buffer.draw(number, rng, temperature, origins=self.origins, max_cut=self.max_cut)
+        return [state for state in found if state.query_id in self.place]
 
     def prompts(self, states: Sequence[State]) -> TensorDict:
         """A prompt a state, with the columns of those that a dataloader gives, and those of `mark`."""

@@ -82,11 +82,12 @@ class RRLMixin(StoredMixin, BaselineMixin):
             return
         data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
         self.train_dataset.dataframe = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
-        collate, agent = self.train_dataloader.collate_fn, rollout.agent.default_agent_loop
-        self.restarts = Restarts(self.rrl, self.buffer, self.train_dataset, collate, agent, data.seed)
         states = self.rrl.states
         cuts = states.room, states.earliest, states.latest
         self.cutter = Cutter.of(self.tokenizer, *cuts, max_length=data.max_response_length)
+        collate, agent = self.train_dataloader.collate_fn, rollout.agent.default_agent_loop
+        most = self.cutter.max_length - self.cutter.room
+        self.restarts = Restarts(self.rrl, self.buffer, self.train_dataset, collate, agent, data.seed, most)
         reference, columns = self.rrl.states.reference, self.train_dataset.dataframe.column_names
         if reference and reference not in columns:
             raise ValueError(

@@ -1,10 +1,15 @@
 """How many restarts a step has, what a rollout worker makes of one, and when they are not worth it."""
 
+from types import SimpleNamespace
+
 import pytest
+from stated import make_state, open_buffer
 
 from recipe.common.restart.agent_loop import with_prefix
 from recipe.rrl.alarms import Comparison
-from recipe.rrl.restarts import due
+from recipe.rrl.config.rrl_config import RestartsConfig, RRLConfig, StatesConfig
+from recipe.rrl.restarts import Restarts, due
+from recipe.rrl.states import FAILED, REFERENCE, RIGHT
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 
@@ -29,6 +34,26 @@ def test_a_restart_is_the_row_of_an_answer_from_the_start_with_its_prefix_masked
     assert row.extra_fields == {"prompt_variant": "restart", "prefix_len": 2}
     with pytest.raises(AssertionError, match="changed the tokens"):
         with_prefix(output, [1, 2])
+
+
+@pytest.mark.parametrize(
+    "settings, drawn",
+    [
+        ({}, {FAILED}),
+        ({"origin": "right"}, {RIGHT}),
+        ({"origin": "both"}, {FAILED, RIGHT}),
+        ({"reference": "solution"}, {FAILED, REFERENCE}),
+    ],
+)
+def test_a_run_that_goes_on_with_other_settings_restarts_from_what_these_take(tmp_path, settings, drawn):
+    buffer = open_buffer(tmp_path / "states.sqlite")
+    for number, origin in enumerate((FAILED, RIGHT, REFERENCE)):
+        buffer.add([make_state([number, 1], origin, origin), make_state([number] * 9, f"long {origin}", origin)], 1)
+    config = RRLConfig(states=StatesConfig(**settings), restarts=RestartsConfig())
+    names = [query for origin in (FAILED, RIGHT, REFERENCE) for query in (origin, f"long {origin}")]
+    dataset = SimpleNamespace(dataframe={"query_id": names})
+    restarts = Restarts(config, buffer, dataset, None, "single_turn_agent", seed=0, max_cut=8)
+    assert {state.query_id for state in restarts.draw(9, "restart", 0)} == drawn, "and none without room for the rest"
 
 
 def steps(comparison: Comparison, right: int, number: int = 2) -> list[str | None]:
