@@ -25,6 +25,7 @@ With algorithm.rrl.restarts.share=0 there is no buffer, and it is verl's PPO.
 """
 
 import logging
+import math
 import os
 import random
 
@@ -168,7 +169,8 @@ class RRLMixin(StoredMixin, BaselineMixin):
 
     def _value_anew(self, buffer: StateBuffer) -> None:
         """Here and not before a draw: vLLM holds the GPU's memory then."""
-        slots = due(self.rrl.restarts.share, self.config.data.train_batch_size, 0)
+        # Up: where a step has less than one restart, its states grow old all the same.
+        slots = math.ceil(self.rrl.restarts.share * self.config.data.train_batch_size)
         number = self.rrl.restarts.shortlist * slots
         if not (number and self.rrl.restarts.temperature is not None and self.global_steps > self.rrl.collect_after):
             return
@@ -182,13 +184,15 @@ class RRLMixin(StoredMixin, BaselineMixin):
             buffer.revalue(found, self.global_steps)
 
     def _prompt_ids(self, query_id: str) -> list[int]:
-        return self.tokenizer.apply_chat_template(
+        """As the rollout worker has them: verl cuts a long prompt from the left."""
+        ids = self.tokenizer.apply_chat_template(
             self.restarts.messages(query_id),
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
             **(self.config.data.get("apply_chat_template_kwargs") or {}),
         )
+        return ids[-self.config.data.max_prompt_length :]
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)

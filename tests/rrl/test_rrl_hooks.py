@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from extended import extended
+from omegaconf import OmegaConf
 from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 from recipe.common.restart.agent_loop import RestartAgentLoop
 from recipe.common.verl_hooks import TRAINER_HOOKS, check_hooks
 from recipe.rrl import engine
+from recipe.rrl.config.rrl_config import RestartsConfig, RRLConfig
 from recipe.rrl.rrl_trainer import RRLColocateAsync, RRLMixin, RRLSeparateAsync, RRLTrainer
 from verl.utils.model import get_hf_auto_model_class
 from verl.workers.engine import EngineRegistry
@@ -24,6 +26,29 @@ def test_every_method_that_is_extended_is_in_the_table(cls):
 
 def test_the_pinned_verl_has_every_method_as_the_table_says():
     check_hooks(HOOKS)
+
+
+def test_a_state_is_valued_behind_the_prompt_that_a_rollout_worker_has_which_verl_cuts_from_the_left():
+    trainer = SimpleNamespace(
+        tokenizer=SimpleNamespace(apply_chat_template=lambda messages, **_: [ord(char) for char in messages]),
+        restarts=SimpleNamespace(messages=lambda query_id: query_id),
+        config=OmegaConf.create({"data": {"max_prompt_length": 4}}),
+    )
+    assert RRLMixin._prompt_ids(trainer, "abc") == [97, 98, 99]
+    assert RRLMixin._prompt_ids(trainer, "abcdef") == [99, 100, 101, 102]
+
+
+@pytest.mark.parametrize("share, number", [(0.25, 16), (0.01, 4)])
+def test_states_are_valued_anew_however_few_restarts_there_are(share, number):
+    asked = []
+    trainer = SimpleNamespace(
+        rrl=RRLConfig(collect_after=0, restarts=RestartsConfig(share=share, after=0)),
+        restarts=SimpleNamespace(draw=lambda number, purpose, step: asked.append(number)),
+        config=OmegaConf.create({"data": {"train_batch_size": 16}}),
+        global_steps=5,
+    )
+    RRLMixin._value_anew(trainer, None)
+    assert asked == [number]
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
