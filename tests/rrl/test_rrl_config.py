@@ -76,6 +76,13 @@ def test_groups_without_a_critic_can_be_asked_for(with_settings):
     assert not list(broken_rules(with_settings(WITHOUT | cut)))
 
 
+SEPARATE = {
+    "trainer.v1.trainer_mode": "rrl_separate_async",
+    "trainer.v1.separate_async.parameter_sync_step": 2,
+    "actor_rollout_ref.rollout.nnodes": 1,
+    "actor_rollout_ref.rollout.n_gpus_per_node": 1,
+    "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
+}
 CASES = [
     ({f"{OWN}.states.origin": "x"}, f"{OWN}.states.origin must be one of failed, right, both, got 'x'"),
     ({f"{OWN}.states.failed_cut": "x"}, f"{OWN}.states.failed_cut must be one of value, random, got 'x'"),
@@ -105,6 +112,15 @@ CASES = [
     ({"critic.ppo_max_token_len_per_gpu": 8192}, "critic.ppo_max_token_len_per_gpu: 8192 does nothing"),
     ({"critic.ppo_infer_max_token_len_per_gpu": 64}, "critic.ppo_infer_max_token_len_per_gpu: 64 is below the 1024"),
     ({"critic.ppo_mini_batch_size": 5}, "critic.ppo_mini_batch_size: 5 must divide data.train_batch_size=16"),
+    (
+        SEPARATE | {"critic.ppo_mini_batch_size": 16},
+        f"critic.ppo_mini_batch_size: 16 must divide {ACTOR}.ppo_mini_batch_size=8",
+    ),
+    ({"actor_rollout_ref.rollout.multi_turn.enable": True}, "actor_rollout_ref.rollout.multi_turn.enable: a restart"),
+    (
+        {"actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent"},
+        "actor_rollout_ref.rollout.agent.default_agent_loop: a restart",
+    ),
     ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode: must be rrl"),
 ]
 
@@ -131,8 +147,9 @@ def without(config: DictConfig, keys: tuple[str, ...]) -> DictConfig:
     return new
 
 
-def test_filter_and_generation_batches_are_no_matter_without_restarts(with_settings):
-    assert not list(broken_rules(with_settings({f"{OWN}.restarts.share": 0, "data.gen_batch_size": None})))
+def test_filter_generation_batches_and_turns_are_no_matter_without_restarts(with_settings):
+    ppo = {f"{OWN}.restarts.share": 0, "data.gen_batch_size": None}
+    assert not list(broken_rules(with_settings(ppo | {"actor_rollout_ref.rollout.multi_turn.enable": True})))
 
 
 def test_what_is_on_is_told():

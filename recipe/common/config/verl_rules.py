@@ -128,6 +128,16 @@ def critic_settings(config: DictConfig) -> Iterator[Broken]:
         yield Broken(f"{', '.join(changed)}: without effect, there is no critic", out=tuple(changed))
 
 
+def one_turn(rollout: DictConfig, why: str) -> Iterator[Broken]:
+    """why: what the method does with answers, so that they must be of one turn."""
+    if OmegaConf.select(rollout, "multi_turn.enable"):
+        key = f"{ROLLOUT}.multi_turn.enable"
+        yield Broken(f"{key}: {why}", (f"{key}=False",))
+    if rollout.agent.default_agent_loop == "tool_agent":
+        key = f"{ROLLOUT}.agent.default_agent_loop"
+        yield Broken(f"{key}: {why}, got tool_agent", (f"{key}=single_turn_agent",))
+
+
 def rollout_log_probs(rollout: DictConfig, correction: DictConfig | dict) -> Iterator[Broken]:
     """correction: `algorithm.rollout_correction`."""
     weights, rejection = correction.get("rollout_is"), correction.get("rollout_rs")

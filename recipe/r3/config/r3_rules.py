@@ -107,7 +107,7 @@ def _on_verls_settings(config: DictConfig) -> Iterator[Broken]:
     yield from verl_rules.modules_imported(config, OWN_MODULES)
     yield from _verdicts_alone(config)
     yield from verl_rules.groups(rollout.n)
-    yield from _one_turn(rollout)
+    yield from verl_rules.one_turn(rollout, ONE_TURN)
     yield from verl_rules.rollout_log_probs(rollout, correction)
     yield from verl_rules.bypass_loss(actor.policy_loss.loss_mode, correction)
     yield from verl_rules.sequence_parallel(actor, model)
@@ -265,15 +265,6 @@ def _not_recorded(reflection: ReflectionConfig, config: DictConfig) -> Iterator[
             f"{KEY}.reflection.when={AT_ONCE} submits more on the way",
             (f"{key}=False", f"{KEY}.reflection.when={NEXT_VISIT}"),
         )
-
-
-def _one_turn(rollout: DictConfig) -> Iterator[Broken]:
-    if OmegaConf.select(rollout, "multi_turn.enable"):
-        key = f"{ROLLOUT}.multi_turn.enable"
-        yield Broken(f"{key}: {ONE_TURN}", (f"{key}=False",))
-    if rollout.agent.default_agent_loop == "tool_agent":
-        key = f"{ROLLOUT}.agent.default_agent_loop"
-        yield Broken(f"{key}: {ONE_TURN}, got tool_agent", (f"{key}=single_turn_agent",))
 
 
 def _groups_whole(actor: DictConfig, r3: R3Config) -> Iterator[Broken]:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from recipe.common.checks import Broken, refuse
 from recipe.common.config import engines, lengths, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
-from recipe.common.modes import MODES, trainer_name
+from recipe.common.modes import MODES, SEPARATE_ASYNC, trainer_name
 from recipe.rrl.config.rrl_config import (
     AT_RANDOM,
     BY_VALUE,
@@ -36,6 +36,7 @@ FILTER_DOES = (
     "verl's filter (DAPO) takes the groups whose answers are all wrong out of a step, and hard problems, of which "
     "states are to be found, with them"
 )
+ONE_TURN = "a restart goes on from tokens, and what a tool or an environment did cannot be put back"
 INFER = "critic.ppo_infer_max_token_len_per_gpu"
 
 
@@ -132,10 +133,14 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
             "a row of full length would end the run",
             (f"{INFER}={-(-longest // shared)}",),
         )
-    prompts = config.data.train_batch_size
+    # Of an update: an update of fewer prompts than the critic's mini-batch is filled with padding, of which the actor
+    # makes optimizer steps.
+    is_separate = config.trainer.v1.trainer_mode.endswith(SEPARATE_ASYNC)
+    whole = f"{verl_rules.ACTOR}.ppo_mini_batch_size" if is_separate else "data.train_batch_size"
+    prompts = actor.ppo_mini_batch_size if is_separate else config.data.train_batch_size
     if critic.ppo_mini_batch_size <= 0 or prompts % critic.ppo_mini_batch_size:
         yield Broken(
-            f"critic.ppo_mini_batch_size: {critic.ppo_mini_batch_size} must divide data.train_batch_size={prompts}",
+            f"critic.ppo_mini_batch_size: {critic.ppo_mini_batch_size} must divide {whole}={prompts}",
             (f"critic.ppo_mini_batch_size={actor.ppo_mini_batch_size}",),
         )
 
@@ -152,6 +157,7 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
             "be skipped",
             ("data.gen_batch_size=1",),
         )
+    yield from verl_rules.one_turn(config.actor_rollout_ref.rollout, ONE_TURN)
     states, restarts = rrl.states, rrl.restarts
     if states.earliest >= states.latest:
         yield Broken(
