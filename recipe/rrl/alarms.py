@@ -26,35 +26,52 @@ FILE = "restarts.json"
 class Comparison:
     """Restarts against fresh attempts at the same problems, over the last `patience` steps that had restarts.
 
+    A problem gives states when few of its answers are right. Set against these, restarts that change nothing would seem
+    to double success; so the metrics are of attempts since then. The warning does not wait for a problem to come again:
+    restarts that are no better than what their problems were found hard by are no better than others.
+
     It is saved with each checkpoint, so that a run that goes on tells what it would have told.
     """
 
     def __init__(self, patience: int):
         self.fresh: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         """By problem: attempts from the start, and how many of them were right."""
+        self.later: dict[str, list[int]] = {}
+        """The same of problems that gave a state, since then."""
         self.steps: deque[tuple[int, float, float]] = deque(maxlen=patience)
         """Of each step: restarts, those that were right, and as many as fresh attempts would have got right."""
-        self.step = (0, 0.0, 0.0)
-        """The same of the step that goes on, all its updates together."""
+        self.step: list[tuple[bool, float, bool]] = []
+        """Of the step that goes on, all its updates together: whether each restart was right, the share of fresh
+        attempts that was, and whether these came after the problem gave a state."""
+
+    def watch(self, query_ids: Iterable[str]) -> None:
+        """These problems have given states."""
+        for query_id in query_ids:
+            self.later.setdefault(query_id, [0, 0])
 
     def add_fresh(self, query_id: str, is_right: bool) -> None:
-        self.fresh[query_id][0] += 1
-        self.fresh[query_id][1] += is_right
+        for counts in (self.fresh[query_id], self.later.get(query_id, [0, 0])):
+            counts[0] += 1
+            counts[1] += is_right
 
     def add_restarts(self, restarts: Iterable[tuple[str, bool]]) -> None:
         """(problem, whether it was right) of each restart of an update, of problems that were tried afresh before."""
-        known = [(is_right, *self.fresh[name]) for name, is_right in restarts if name in self.fresh]
-        number, own, fresh = self.step
-        expected = sum(right / tries for _, tries, right in known)
-        self.step = number + len(known), own + sum(is_right for is_right, _, _ in known), fresh + expected
+        for name, is_right in restarts:
+            is_later = self.later.get(name, [0, 0])[0] > 0
+            tries, right = self.later[name] if is_later else self.fresh.get(name, [0, 0])
+            if tries:
+                self.step.append((is_right, right / tries, is_later))
 
     def close(self) -> dict[str, float]:
         """The metrics of the step; none where it had no restarts that can be compared."""
-        (number, own, fresh), self.step = self.step, (0, 0.0, 0.0)
-        if not number:
+        found, self.step = self.step, []
+        if found:
+            self.steps.append((len(found), sum(own for own, _, _ in found), sum(fresh for _, fresh, _ in found)))
+        later = [(own, fresh) for own, fresh, is_later in found if is_later]
+        if not later:
             return {}
-        self.steps.append((number, own, fresh))
-        return {"restart/compared": number, "restart/success": own / number, "restart/fresh_success": fresh / number}
+        own, fresh = (sum(column) / len(later) for column in zip(*later, strict=True))
+        return {"restart/compared": len(later), "restart/success": own, "restart/fresh_success": fresh}
 
     def warning(self) -> str | None:
         """What is due where restarts succeeded no more often; told once, then the count begins anew."""
@@ -73,7 +90,8 @@ class Comparison:
 
     def save(self, checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
-        told = {"fresh": dict(sorted(self.fresh.items())), "steps": list(self.steps)}
+        told = {name: dict(sorted(getattr(self, name).items())) for name in ("fresh", "later")}
+        told |= {"steps": list(self.steps)}
         (checkpoint / FILE).write_text(json.dumps(told))
 
     def load(self, checkpoint: Path) -> None:
@@ -81,4 +99,5 @@ class Comparison:
         if (file := checkpoint / FILE).is_file():
             told = json.loads(file.read_text())
             self.fresh.update(told["fresh"])
+            self.later.update(told.get("later", {}))
             self.steps.extend(map(tuple, told["steps"]))

@@ -155,7 +155,9 @@ class RRLMixin(StoredMixin, BaselineMixin):
             rng = random.Random(f"{self.config.data.seed}/states/{self.global_steps}/{self.local_trigger_step}")
             solution = self._solution if self.rrl.states.reference else None
             rules = self.rrl.states, self.cutter, self.global_steps, rng, self.buffer.aimed, solution
-            self.buffer.add(states_of(answers, *rules), self.global_steps)
+            states = states_of(answers, *rules)
+            self.comparison.watch(state.query_id for state in states)
+            self.buffer.add(states, self.global_steps)
 
     def _solution(self, query_id: str) -> list[int]:
         text = str(self.restarts.column(self.rrl.states.reference, query_id) or "")

@@ -1,5 +1,6 @@
 """How many restarts a step has, what a rollout worker makes of one, and when they are not worth it."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -68,8 +69,9 @@ def steps(comparison: Comparison, right: int, number: int = 2) -> list[str | Non
 
 @pytest.fixture
 def comparison():
-    """A problem of which one in four fresh attempts is right."""
+    """A problem of which one in four fresh attempts is right since it gave a state."""
     comparison = Comparison(2)
+    comparison.watch(["hard"])
     for attempt in range(4):
         comparison.add_fresh("hard", attempt == 0)
     return comparison
@@ -98,6 +100,37 @@ def test_restarts_that_succeed_more_often_are_no_reason_to_warn(comparison):
 def test_restarts_of_problems_that_were_never_tried_afresh_are_not_compared(comparison):
     comparison.add_restarts([("other", True)])
     assert comparison.close() == {}
+
+
+def test_attempts_by_which_a_problem_was_found_hard_are_not_what_restarts_are_compared_with():
+    """Problems that are solved one time in two, restarted so that nothing changes."""
+    rng, comparison = random.Random(0), Comparison(20)
+    kept = set()
+    for _ in range(3):
+        for problem in map(str, range(2000)):
+            right = [rng.random() < 0.5 for _ in range(4)]
+            for is_right in right:
+                comparison.add_fresh(problem, is_right)
+            if sum(right) <= 1:
+                comparison.watch([problem])
+                kept.add(problem)
+        comparison.add_restarts((problem, rng.random() < 0.5) for problem in sorted(kept))
+        found = comparison.close()
+    assert found["restart/compared"] > 900
+    assert found["restart/fresh_success"] == pytest.approx(0.5, abs=0.03)
+    assert found["restart/success"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_before_a_problem_comes_again_only_restarts_that_are_no_better_than_what_found_it_hard_are_told():
+    for right, is_told in ((0, True), (1, True), (2, False)):
+        comparison = Comparison(2)
+        for attempt in range(4):
+            comparison.add_fresh("hard", attempt == 0)
+        comparison.watch(["hard"])
+        told = steps(comparison, right)
+        assert (told[-1] is not None) == is_told
+        comparison.add_restarts([("hard", True)])
+        assert comparison.close() == {}, "that says nothing of how much better others are"
 
 
 def test_a_comparison_goes_on_from_a_checkpoint(comparison, tmp_path):
