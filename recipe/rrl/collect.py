@@ -13,6 +13,7 @@
 # limitations under the License.
 """Which states a step's answers leave behind: pure functions on answers, no Ray, no TransferQueue."""
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -77,11 +78,12 @@ def _hard(answers: Collection[Answer], most: float) -> list[Answer]:
 
 
 def _failed(answers: list[Answer], config: StatesConfig, cutter: Cutter, step: int, rng: random.Random) -> list[State]:
-    """By value: the best cut of each answer, if it is among the step's best. At random: as large a share of them."""
+    """By value: the best cut of each answer, if it is among the step's best. At random: as many, but for the floor."""
     cuts = [(answer, cutter.points(answer.tokens)) for answer in answers]
     cuts = [(answer, points) for answer, points in cuts if len(points)]
     if config.failed_cut == AT_RANDOM:
-        chosen = rng.sample(cuts, round(config.admit * len(cuts)))
+        number = int(admitted(np.arange(len(cuts)), -math.inf, config.admit).sum())  # rounded as the best are
+        chosen = rng.sample(cuts, number)
         return [_state(answer, random_cut(points, rng), FAILED, step) for answer, points in chosen]
     assert config.failed_cut == BY_VALUE
     found = [(answer, best_cut(answer.values, points, config.score)) for answer, points in cuts]

@@ -9,6 +9,7 @@ from recipe.common.restart.cuts import ENDS, Cutter
 from recipe.rrl.collect import Answer, states_of
 from recipe.rrl.config.rrl_config import StatesConfig
 
+CUTS = "value", "random"
 STEP, NEVER = 3, 9
 """Tokens: 1 ends a step, 9 is in no state, others are text."""
 
@@ -62,6 +63,14 @@ def test_random_cuts_take_as_many_states_as_the_share_says_and_need_no_critic(cu
     found = kept(answers, cutter, failed_cut="random", admit=0.4)
     assert len(found) == 2 and all(state.value is None for state in found)
     assert {len(kept(answers, cutter, seed, failed_cut="random")[0].tokens) for seed in range(20)} == {2, 4, 6}
+
+
+@pytest.mark.parametrize("admit", [0.0, 0.1, 0.2, 0.4, 1.0])
+def test_random_cuts_are_as_many_as_cuts_by_value_without_a_floor(cutter, admit):
+    for number in range(1, 14):
+        answers = [answer(LONG, [0.2, *[n / 100] * 9], query=str(n), group=str(n)) for n in range(number)]
+        by_value, at_random = (kept(answers, cutter, admit=admit, floor=-9, failed_cut=cut) for cut in CUTS)
+        assert len(by_value) == len(at_random)
 
 
 def test_a_right_answer_is_cut_where_its_problems_restarts_stand(cutter):
