@@ -215,7 +215,8 @@ class RRLMixin(StoredMixin, BaselineMixin):
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args, **kwargs) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         if self.buffer is not None:
-            metrics.update(restart_figures(read_rows(self._described(batch), self.use_critic)))
+            is_bypassed = bool((self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode"))
+            metrics.update(restart_figures(read_rows(self._described(batch), self.use_critic), is_bypassed))
 
 
 @register_trainer(trainer_name("rrl", SYNC))

@@ -76,20 +76,26 @@ def tries_of(rows: Iterable[StepRow]) -> dict[tuple[str, tuple[int, ...]], tuple
     return {state: (tries, right) for state, (tries, right) in sorted(counts.items())}
 
 
-def restart_figures(rows: Iterable[StepRow]) -> dict[str, float]:
-    """Of the restarts of a step, nothing without any.
+def restart_figures(rows: Iterable[StepRow], is_bypassed: bool = False) -> dict[str, float]:
+    """Of the restarts of a step that wrote something, nothing without any.
 
     restart/prefix_tokens          tokens of states, which nobody generated
     restart/prefix_log_prob        mean log-prob of these under the present policy: whether it would still write them
     restart/value/mean             V at the cut
     restart/value_correlation      of that with success, where both differ between rows
+
+    Args:
+        is_bypassed: whether log-probs are those of the rollout (rollout_correction.bypass_mode), which has none of what
+            it did not write.
     """
-    own = [row for row in rows if row.tag.is_restart]
+    own = [row for row in rows if row.tag.is_restart and row.tag.prefix_len < len(row.tokens)]
     if not own:
         return {}
     cuts = [row.tag.prefix_len for row in own]
-    prefixes = np.concatenate([row.log_probs[:cut] for row, cut in zip(own, cuts, strict=True)])
-    found = {"restart/prefix_tokens": sum(cuts), "restart/prefix_log_prob": float(prefixes.mean())}
+    found: dict[str, float] = {"restart/prefix_tokens": sum(cuts)}
+    if not is_bypassed:
+        prefixes = np.concatenate([row.log_probs[:cut] for row, cut in zip(own, cuts, strict=True)])
+        found["restart/prefix_log_prob"] = float(prefixes.mean())
     if any(row.values is None for row in own):
         return found
     values = np.array([row.values[cut] for row, cut in zip(own, cuts, strict=True)], dtype=np.float64)

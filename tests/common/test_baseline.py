@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
+from tagged import PADDING, RIGHT, make_meta, make_tag
 
-from recipe.common.trainer.measured import MeasuredMixin
+from recipe.common.rows import RESTART
+from recipe.common.trainer.measured import LedgerMixin, MeasuredMixin
 
 
 class Verls:
@@ -92,3 +94,29 @@ def test_a_function_that_fails_is_counted_and_one_that_always_fails_ends_a_run_t
 def test_what_is_no_verdict_ends_the_run():
     with pytest.raises(ValueError, match="acc=nan"):
         Measured().figures(reward=[1.0], score=[1.0], acc=[math.nan])
+
+
+@pytest.mark.parametrize(
+    "plain, described",
+    [({"plain": [RIGHT]}, ["plain_0_0", "pad_0_0"]), ({}, ["restart-u_0_0", "pad_0_0"])],
+)
+def test_verls_own_figures_are_of_answers_from_the_start_where_a_step_has_any(plain, described):
+    seen = []
+
+    class Trainer:
+        def _compute_metrics(self, batch, metrics, *args):
+            seen.extend(batch.keys)
+            metrics |= {"perf/total_num_tokens": sum(tag["seq_len"] for tag in batch.tags), "perf/throughput": 1.0}
+
+    class Ledger(LedgerMixin, Trainer):
+        def _described(self, batch):
+            return batch.select_keys([key for key in batch.keys if not key.startswith("pad")])
+
+    restart = make_tag(True, variant=RESTART, prefix_len=4)
+    batch = make_meta({**plain, "restart-u": [restart], "pad": [PADDING]})
+    for tag in batch.tags:
+        tag["seq_len"] = 30
+    metrics = {}
+    Ledger()._compute_metrics(batch, metrics, {}, 1, 0)
+    assert seen == described
+    assert metrics["perf/total_num_tokens"] == 30 * len(batch.keys) and metrics["restart/tokens"] == 6

@@ -1,5 +1,7 @@
 """What a step's rows tell of states."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,3 +41,12 @@ def test_figures_of_restarts_are_of_the_prefix_and_of_the_value_at_the_cut():
 def test_where_all_restarts_end_alike_there_is_no_correlation_and_without_any_no_figure():
     assert "restart/value_correlation" not in restart_figures([row(True, 1), row(True, 2, value=0.9)])
     assert restart_figures([row(True)]) == {}
+
+
+def test_a_restart_that_wrote_nothing_has_no_value_and_the_rollout_knows_no_log_prob_of_a_prefix():
+    empty = row(False, 1, tokens=(1, 2))
+    empty = replace(empty, tokens=empty.tokens[:1], values=empty.values[:1], log_probs=empty.log_probs[:1])
+    one = row(True, 2, value=0.9)
+    assert restart_figures([one, empty]) == restart_figures([one])
+    assert restart_figures([empty]) == {}
+    assert restart_figures([one], is_bypassed=True) == {"restart/prefix_tokens": 2, "restart/value/mean": 0.9}

@@ -156,9 +156,11 @@ class LedgerMixin:
         described = self._described(batch)
         metrics.update(group_ledger(described, {}))
         metrics.update(series_metrics(described))
-        # verl's own series describe answers from the start.
+        # verl's own series describe answers from the start; of a step that has none, which few prompts and a large
+        # share of restarts make, what there is: verl has no figures of no rows.
         restarts = {key for key, tag in zip(described.keys, tags_of(described), strict=True) if tag.is_restart}
-        whole = batch.select_keys([key for key in batch.keys if key not in restarts]) if restarts else batch
+        is_mixed = 0 < len(restarts) < len(described.keys)
+        whole = batch.select_keys([key for key in batch.keys if key not in restarts]) if is_mixed else batch
         super()._compute_metrics(whole, metrics, timing_raw, global_steps, epoch)
         if restarts:
             add_all_work(metrics, batch)
