@@ -4,7 +4,7 @@ from collector import N, finish_step, read, stored, write_group
 
 from recipe.common.metrics import series_metrics
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import PLAIN, REFLECTION, REFLECTION_UID, RowKey, tags_of, uid_of
+from recipe.common.rows import PLAIN, REFLECTION, REFLECTION_UID, RESTART, RowKey, tags_of, uid_of
 from recipe.common.trainer.discarded import watched
 from recipe.common.trainer.measured import MeasuredMixin
 
@@ -62,6 +62,15 @@ def test_the_backlog_does_not_grow_with_reflections(make_async):
     assert {metrics["groups/outstanding"] for metrics in waiting} == {4}
     assert {metrics["reflection/groups/outstanding"] for metrics in waiting} == {0}
     assert not any(metrics["groups/evicted"] for metrics in waiting)
+
+
+def test_of_a_restart_that_is_thrown_away_what_it_generated_is_counted(make_async):
+    buffer = watched(make_async(strategy="drop", threshold=2, refills=[]))
+    write_group("old", ("wrong",) * N, 1, variant=RESTART, of="gone")
+    write_group("old", ("wrong",) * N, 1, variant=RESTART, uid="restart-")
+    write_group("new", ("right", "wrong", "cut"), 4)
+    finish_step(buffer.sample(4, "train", 1)[0])
+    assert buffer.take_discarded_tokens() == 2 * ((2 - 1) + (3 - 1) + (4 - 1))
 
 
 def test_evicted_groups_are_stored_once_counted_and_plain_ones_replaced(make_async, history):

@@ -20,7 +20,11 @@ verl drops groups without signal, groups that are too old and the surplus of dyn
 # pyright: reportAttributeAccessIssue=false
 # The mixin is laid over a data collector of verl's, which has the attributes.
 
-from recipe.common.rows import uid_of
+from collections.abc import Iterable
+
+from recipe.common import queue
+from recipe.common.queue import KVBatchMeta
+from recipe.common.rows import REFLECTION_UID, RESTART_UID, uid_of
 from recipe.common.trainer.failed import FailedSessionsMixin
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
@@ -31,14 +35,23 @@ class CountDiscardedMixin:
     discarded_tokens = 0
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        rows = self.partitions[partition_id].items()
-        self.discarded_tokens += sum(tag["response_len"] for key, tag in rows if uid_of(key) in uids)
+        rows = {key: tag["response_len"] for key, tag in self.partitions[partition_id].items() if uid_of(key) in uids}
+        self.discarded_tokens += sum(rows.values()) - given_tokens(partition_id, rows)
         super()._clear_groups(partition_id, uids)
 
     def take_discarded_tokens(self) -> int:
         """Response tokens thrown away since the last call."""
         tokens, self.discarded_tokens = self.discarded_tokens, 0
         return tokens
+
+
+def given_tokens(partition_id: str, keys: Iterable[str]) -> int:
+    """Tokens that restarts among these rows began with, which nobody generated for them."""
+    own = [key for key in keys if uid_of(key).startswith((RESTART_UID, REFLECTION_UID))]
+    if not own:
+        return 0
+    rows = queue.read(KVBatchMeta(partition_id=partition_id, keys=own, tags=[{} for _ in own]), ["extra_fields"])
+    return sum(row["extra_fields"].get("prefix_len", 0) for row in rows)
 
 
 def watched(buffer: ReplayBuffer) -> ReplayBuffer:
