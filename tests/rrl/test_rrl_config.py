@@ -84,6 +84,8 @@ SEPARATE = {
     "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
 }
 CASES = [
+    ({"trainer.total_training_steps": 100}, f"{OWN}.restarts.after: 150 leaves no step to restart in"),
+    ({f"{OWN}.states.room": 1.0}, f"{OWN}.states.room must be in [0, 1), got 1.0"),
     ({f"{OWN}.states.origin": "x"}, f"{OWN}.states.origin must be one of failed, right, both, got 'x'"),
     ({f"{OWN}.states.failed_cut": "x"}, f"{OWN}.states.failed_cut must be one of value, random, got 'x'"),
     ({f"{OWN}.states.right_cut": "x"}, f"{OWN}.states.right_cut must be one of steered, fixed, random, got 'x'"),

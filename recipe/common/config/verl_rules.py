@@ -41,6 +41,17 @@ def of_any_method(config: DictConfig) -> Iterator[Broken]:
     yield from lengths.rows_fit(config)
     yield from mode_rules.modes(config)
     yield from reward_manager(config)
+    yield from entropies_there(config.algorithm)
+
+
+def entropies_there(algorithm: DictConfig) -> Iterator[Broken]:
+    bypass = (algorithm.get("rollout_correction") or {}).get("bypass_mode")
+    if algorithm.adv_estimator == "rl_zvp" and bypass:
+        yield Broken(
+            "algorithm.adv_estimator: rl_zvp reads token entropies from the log-prob pass that "
+            f"{CORRECTION}.bypass_mode=True skips",
+            (f"{CORRECTION}.bypass_mode=False",),
+        )
 
 
 def first_trainer_kept(trainer: DictConfig) -> Iterator[Broken]:

@@ -123,7 +123,7 @@ def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:
     yield from _rows_stay(correction, r3)
     yield from _attempts_within_reach(r3.reflection, rollout.n)
     yield from _asked_sooner(r3.reflection)
-    yield from _restarted(r3.reflection, rollout)
+    yield from _restarted(r3, rollout)
     yield from _held_in_sync(r3.reflection, config.trainer.v1.trainer_mode)
     yield from _asked_in_time(r3.reflection, config.trainer.v1)
     yield from _not_recorded(r3.reflection, config)
@@ -218,10 +218,16 @@ def _asked_sooner(reflection: ReflectionConfig) -> Iterator[Broken]:
         )
 
 
-def _restarted(reflection: ReflectionConfig, rollout: DictConfig) -> Iterator[Broken]:
+def _restarted(r3: R3Config, rollout: DictConfig) -> Iterator[Broken]:
+    reflection, key = r3.reflection, f"{KEY}.reflection"
     if not (reflection.enable and reflection.ask == RESTARTS):
         return
-    key = f"{KEY}.reflection"
+    if r3.replay.max_age is not None:
+        yield Broken(
+            f"{key}.ask: {RESTARTS} goes on from stored answers of any age, and {KEY}.replay.max_age is "
+            f"{r3.replay.max_age}",
+            (f"{KEY}.replay.max_age=null", f"{key}.ask={ADAPTIVE}"),
+        )
     if reflection.when != AT_ONCE:
         yield Broken(
             f"{key}.ask: {RESTARTS} needs {key}.when={AT_ONCE}, got {reflection.when}: a group whose query has a "

@@ -108,8 +108,9 @@ class StatesConfig(BaseConfig):
         }
         rules |= {
             name: (_is_share(getattr(self, name)), "be in [0, 1]")
-            for name in ("hard", "right_share", "admit", "earliest", "latest", "room", "easy")
+            for name in ("hard", "right_share", "admit", "earliest", "latest", "easy")
         }
+        rules["room"] = _is_share(self.room) and self.room < 1, "be in [0, 1)"
         rules |= {
             name: (is_count(getattr(self, name), 1), "be at least 1")
             for name in ("max_per_query", "max_states", "easy_after", "hopeless_after")

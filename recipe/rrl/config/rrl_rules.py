@@ -170,6 +170,13 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
             "there would be no state to restart from",
             (f"{KEY}.restarts.after={rrl.collect_after}",),
         )
+    total = config.trainer.get("total_training_steps")
+    if isinstance(total, int) and restarts.after >= total:
+        yield Broken(
+            f"{KEY}.restarts.after: {restarts.after} leaves no step to restart in, with "
+            f"trainer.total_training_steps={total}",
+            (f"{KEY}.restarts.after={total // 5} {KEY}.collect_after={total // 10}", f"{KEY}.restarts.share=0"),
+        )
     if not config.critic.enable:
         yield from _without_values(rrl)
 
