@@ -36,6 +36,7 @@ from tensordict import TensorDict
 from recipe.common.metrics import add_all_work, group_ledger, series_metrics
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from recipe.common.outcome import Reading
+from recipe.common.prompts import Prompts
 from recipe.common.query_ids import with_query_ids
 from recipe.common.queue import KVBatchMeta
 from recipe.common.restart.cuts import Cutter
@@ -65,7 +66,6 @@ from recipe.r3.replay.buffer_async import R3ReplayBufferAsync
 from recipe.r3.replay.draw import Replayer
 from recipe.r3.replay.holding import FILE as HELD
 from recipe.r3.replay.holding import Holder
-from recipe.r3.replay.prompts import Prompts
 from recipe.r3.replay.ways import Ways
 from recipe.r3.restarts import LEAST, MOST, Restarter
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer

@@ -93,9 +93,6 @@ class Restarts:
         """Of a problem's row in the data."""
         return self.dataset.dataframe[self.place[query_id]][name]
 
-    def messages(self, query_id: str) -> list[dict]:
-        return list(self.dataset[self.place[query_id]]["raw_prompt"])
-
 
 def joined(plain: TensorDict | None, restarts: TensorDict | None, step: int) -> TensorDict:
     """One batch of both."""

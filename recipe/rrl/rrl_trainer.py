@@ -34,6 +34,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
+from recipe.common.prompts import Prompts
 from recipe.common.query_ids import with_query_ids
 from recipe.common.queue import KVBatchMeta
 from recipe.common.restart.agent_loop import HOOKS as AGENT_HOOKS
@@ -82,7 +83,9 @@ class RRLMixin(StoredMixin, BaselineMixin):
         if self.buffer is None:
             return
         data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
-        self.train_dataset.dataframe = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
+        self.train_dataset.dataframe = rows = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
+        kwargs = dict(data.get("apply_chat_template_kwargs") or {})
+        self.prompts = Prompts(rows, data.prompt_key, self.tokenizer, kwargs, data.max_prompt_length)
         states = self.rrl.states
         cuts = states.room, states.earliest, states.latest
         self.cutter = Cutter.of(self.tokenizer, *cuts, max_length=data.max_response_length)
@@ -178,23 +181,12 @@ class RRLMixin(StoredMixin, BaselineMixin):
             return
         states = self.restarts.draw(number, "shortlist", self.global_steps)
         if states:
-            prompts = [self._prompt_ids(state.query_id) for state in states]
+            prompts = [self.prompts[state.query_id].tolist() for state in states]
             prefixes = [state.tokens.tolist() for state in states]
             temperature = self.config.actor_rollout_ref.rollout.temperature
             values = values_of(self.critic_wg, prompts, prefixes, temperature, self.tokenizer.eos_token_id)
             found = [(state.id, *pair) for state, pair in zip(states, values, strict=True)]
             buffer.revalue(found, self.global_steps)
-
-    def _prompt_ids(self, query_id: str) -> list[int]:
-        """As the rollout worker has them: verl cuts a long prompt from the left."""
-        ids = self.tokenizer.apply_chat_template(
-            self.restarts.messages(query_id),
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **(self.config.data.get("apply_chat_template_kwargs") or {}),
-        )
-        return ids[-self.config.data.max_prompt_length :]
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)

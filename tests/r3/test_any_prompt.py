@@ -5,9 +5,9 @@ import pytest
 from collector import N, finish_step, read, write_group
 
 from recipe.common.checks import Refused
+from recipe.common.prompts import Prompts
 from recipe.common.rows import tags_of
 from recipe.r3.config.r3_rules import validate_r3_config
-from recipe.r3.replay.prompts import Prompts
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 QUESTIONS = {"solved": "the sum of 12 and 12", "other": "the answer", "hard": "the sum of the two"}

@@ -2,15 +2,17 @@
 
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from extended import extended
 from omegaconf import OmegaConf
 from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
+from recipe.common.prompts import Prompts
 from recipe.common.restart.agent_loop import RestartAgentLoop
 from recipe.common.verl_hooks import TRAINER_HOOKS, check_hooks
-from recipe.rrl import engine
+from recipe.rrl import engine, rrl_trainer
 from recipe.rrl.config.rrl_config import RestartsConfig, RRLConfig
 from recipe.rrl.rrl_trainer import RRLColocateAsync, RRLMixin, RRLSeparateAsync, RRLTrainer
 from verl.utils.model import get_hf_auto_model_class
@@ -28,14 +30,27 @@ def test_the_pinned_verl_has_every_method_as_the_table_says():
     check_hooks(HOOKS)
 
 
-def test_a_state_is_valued_behind_the_prompt_that_a_rollout_worker_has_which_verl_cuts_from_the_left():
+def kept(query_id: str) -> SimpleNamespace:
+    return SimpleNamespace(id=1, query_id=query_id, tokens=torch.ones(1))
+
+
+def test_a_state_is_valued_behind_the_prompt_that_a_rollout_worker_has_which_verl_cuts_from_the_left(monkeypatch):
+    tokenizer = SimpleNamespace(apply_chat_template=lambda messages, **_: [ord(char) for char in messages])
+    rows = datasets.Dataset.from_dict({name: ["abc", "abcdef"] for name in ("query_id", "prompt")})
+    prompts = Prompts(rows, "prompt", tokenizer, {}, max_length=4)
+    valued = []
     trainer = SimpleNamespace(
-        tokenizer=SimpleNamespace(apply_chat_template=lambda messages, **_: [ord(char) for char in messages]),
-        restarts=SimpleNamespace(messages=lambda query_id: query_id),
-        config=OmegaConf.create({"data": {"max_prompt_length": 4}}),
+        rrl=RRLConfig(collect_after=0, restarts=RestartsConfig(share=1 / 16, after=0)),
+        restarts=SimpleNamespace(draw=lambda number, purpose, step: [kept("abc"), kept("abcdef")]),
+        config=OmegaConf.create(
+            {"data": {"train_batch_size": 16}, "actor_rollout_ref": {"rollout": {"temperature": 1.0}}}
+        ),
+        **{"global_steps": 5, "prompts": prompts, "critic_wg": None, "tokenizer": SimpleNamespace(eos_token_id=0)},
     )
-    assert RRLMixin._prompt_ids(trainer, "abc") == [97, 98, 99]
-    assert RRLMixin._prompt_ids(trainer, "abcdef") == [99, 100, 101, 102]
+    monkeypatch.setattr(rrl_trainer, "values_of", lambda critic, prompts, *_: valued.extend(prompts) or [(0, 0)] * 2)
+    RRLMixin._value_anew(trainer, SimpleNamespace(revalue=lambda found, step: None))
+    assert valued[0] == [97, 98, 99]
+    assert valued[1] == [99, 100, 101, 102]
 
 
 @pytest.mark.parametrize("share, number", [(0.25, 16), (0.01, 4)])

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from recipe.common.outcome import dead_outcome
+from recipe.common.prompts import Prompts
 from recipe.common.rows import PLAIN, REFLECTION, RESTART, RowTag, groups_of
 from recipe.r3.config.r3_config import ANY_PROMPT, ReplayConfig
 from recipe.r3.history.store import History, Sample
-from recipe.r3.replay.prompts import Prompts
 from recipe.r3.replay.rows import Replay
 
 RIGHT = "correct", ANY_PROMPT

@@ -11,8 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Prompts of the training set by query, as the rollout worker tokenizes them: for answers that are replayed into groups
-of other queries."""
+"""Prompts of the training set by query, as the rollout worker tokenizes them: what stored tokens go on from."""
 
 import torch
 
