@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.common.checks import Broken, remedy
-from recipe.common.config import lengths, value_rules, verl_rules
+from recipe.common.config import engines, lengths, value_rules, verl_rules
 from recipe.common.config.reward_rules import can_be_asked, migrated, no_legacy
 from recipe.common.config.row_rules import rows_of_text
 from recipe.common.config.verl_rules import ACTOR, CORRECTION, MODULES, ROLLOUT
@@ -48,6 +48,18 @@ def after_kinds(config: DictConfig, rules: Callable[[DictConfig], Iterator[Broke
     yield from kinds
     if all(one.ways for one in kinds):
         yield from rules(followed(config, kinds))
+
+
+def of_recipe(config: DictConfig, rules: Callable[[DictConfig], Iterator[Broken]]) -> Iterator[Broken]:
+    """Kinds of values, the rules of a recipe on FSDP workers, and what is found by asking verl and loading what the
+    user names."""
+
+    def asked(config: DictConfig) -> Iterator[Broken]:
+        told = list(rules(config))
+        yield from told
+        yield from at_start(followed(migrated(engines.as_fsdp(config)), told))
+
+    yield from after_kinds(config, asked)
 
 
 def _of_any_method(config: DictConfig) -> Iterator[Broken]:

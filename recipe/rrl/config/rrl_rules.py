@@ -52,13 +52,7 @@ def validate_rrl_config(config: DictConfig) -> RRLConfig:
 
 def all_rules(config: DictConfig) -> Iterator[Broken]:
     """Kinds of values, `broken_rules`, and what is found by asking verl. Once, before Ray starts."""
-    yield from start_rules.after_kinds(config, _with_what_is_asked)
-
-
-def _with_what_is_asked(config: DictConfig) -> Iterator[Broken]:
-    told = list(broken_rules(config))
-    yield from told
-    yield from start_rules.at_start(start_rules.followed(migrated(engines.as_fsdp(config)), told))
+    yield from start_rules.of_recipe(config, broken_rules)
 
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
