@@ -11,14 +11,12 @@ import argparse
 import os
 import sqlite3
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
+from r3_ext.host import stores
 from r3_ext.host.tables import print_table, printable, share
-from recipe.common.store.codec import tokenizer_fingerprint
+from r3_ext.run.changes import stored_settings
 from recipe.common.store.file import StoreError
 from recipe.rrl.state_file import LISTED, STATES, Listed, StatesError, load
 
@@ -49,21 +47,13 @@ def main(argv: list[str]) -> int:
 
 
 def show(args: argparse.Namespace) -> None:
-    path = existing(args.path)
-    with closing(STATES.open_for_reading(path)) as db, STATES.explained(path):
-        db.execute("BEGIN")  # what is read agrees, while a run writes on
-        meta = dict(db.execute("SELECT key, value FROM meta ORDER BY key"))
-        decode = decoder(args.tokenizer or model_of(args.path), meta)
+    path = stores.existing(args.path, STATES, "a state buffer", "states.sqlite")
+    with stores.snapshot(path, STATES) as db:
+        folder = args.tokenizer or model_of(args.path)
+        tokenizer = stores.load_tokenizer(folder, stores.meta_of(db), STATES) if folder else None
         print_table(path, ["origin", "states", "queries", "tokens", "tries", "right", "gain"], by_origin(db))
         columns = ["id", "query", "origin", "cut", "step", "gain", "gain now", "right", "ends in"]
-        print_table("\nby gain" if args.query is None else "", columns, list(rows(db, path, args, decode)))
-
-
-def existing(path: str) -> str:
-    file = Path(path) / "states.sqlite" if os.path.isdir(path) else Path(path)
-    if not file.is_file():
-        raise StatesError(f"{file} does not exist; name a state buffer or a run folder that holds states.sqlite")
-    return str(file)
+        print_table("\nby gain" if args.query is None else "", columns, list(rows(db, path, args, tokenizer)))
 
 
 def by_origin(db: sqlite3.Connection) -> list[tuple]:
@@ -78,11 +68,12 @@ def by_origin(db: sqlite3.Connection) -> list[tuple]:
     ]
 
 
-def rows(db: sqlite3.Connection, path: str, args: argparse.Namespace, decode: Callable[[list[int]], str] | None):
+def rows(db: sqlite3.Connection, path: str, args: argparse.Namespace, tokenizer) -> Iterator[tuple]:
     where, values = ("WHERE query_id = ?", [args.query]) if args.query is not None else ("", [])
     found = db.execute(f"SELECT {LISTED} FROM live {where} ORDER BY gain DESC, id LIMIT ?", (*values, args.limit))
     for one in (Listed(*row) for row in found.fetchall()):
-        text = decode(load(db, one, path).tokens.tolist()) if decode else "(name its --tokenizer)"
+        ids = load(db, one, path).tokens.tolist()
+        text = tokenizer.decode(ids, skip_special_tokens=True) if tokenizer else "(name its --tokenizer)"
         taken = None if one.value is None or one.start_value is None else one.value - one.start_value
         now = None if one.value_now is None or one.start_now is None else one.value_now - one.start_now
         cut, right = f"{one.cut} of {one.length}", f"{one.successes} of {one.tries}"
@@ -91,25 +82,10 @@ def rows(db: sqlite3.Connection, path: str, args: argparse.Namespace, decode: Ca
 
 def model_of(path: str) -> str | None:
     """Folder of the run's model, where the run folder's settings name one that is there."""
-    config = Path(path) / "config.yaml"
-    if not config.is_file():
+    if not (Path(path) / "config.yaml").is_file():
         return None
-    model = (yaml.safe_load(config.read_text()) or {}).get("actor_rollout_ref", {}).get("model", {}).get("path")
+    try:
+        model = stored_settings(Path(path)).get("actor_rollout_ref.model.path")
+    except ValueError as error:
+        raise StatesError(f"{error}; name the folder of its model with --tokenizer") from error
     return model if isinstance(model, str) and os.path.isdir(model) else None
-
-
-def decoder(folder: str | None, meta: dict[str, str]) -> Callable[[list[int]], str] | None:
-    """Text of token ids; None without a folder. No code of it is run.
-
-    Raises:
-        StatesError: it is not the tokenizer of these states.
-    """
-    if folder is None:
-        return None
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    ours, theirs = tokenizer_fingerprint(tokenizer), meta.get("tokenizer")
-    if theirs and theirs != ours:
-        raise StatesError(f"{folder}: is of another tokenizer ({ours}) than the states ({theirs})")
-    return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)

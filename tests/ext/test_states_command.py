@@ -74,6 +74,16 @@ def test_what_cannot_be_read_is_told_in_a_sentence(folder, capsys, tmp_path):
     assert "is damaged" in capsys.readouterr().err
 
 
+def test_settings_and_a_tokenizer_that_cannot_be_read_are_told_and_another_may_be_named(folder, capsys):
+    (folder / "config.yaml").write_text("{")
+    assert main([str(folder)]) == 2
+    assert "name the folder of its model with --tokenizer" in capsys.readouterr().err
+    assert "one two" in shown(capsys, folder, "--tokenizer", folder.parent / "model")
+    (folder.parent / "model" / "tokenizer.json").write_text("{")
+    assert main([str(folder), "--tokenizer", str(folder.parent / "model")]) == 2
+    assert "no usable tokenizer" in capsys.readouterr().err
+
+
 def test_texts_of_another_tokenizer_are_refused(folder, capsys):
     with sqlite3.connect(folder / "states.sqlite") as db:
         db.execute("UPDATE meta SET value = 'another' WHERE key = 'tokenizer'")

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from r3_ext.host.stores import meta_of, require_same_tokenizer, snapshot
 from r3_ext.host.units import GIB
 from r3_ext.r3.history.parquet import is_parquet, open_parquet
-from r3_ext.r3.history.shared import existing, meta_of, read_samples, require_same_tokenizer, snapshot, track_samples
+from r3_ext.r3.history.shared import existing, read_samples, track_samples
 from recipe.r3.history.codec import Sample
-from recipe.r3.history.file import HistoryError
+from recipe.r3.history.file import HISTORY, HistoryError
 from recipe.r3.history.store import History
 
 
@@ -31,7 +32,7 @@ def import_samples(args: argparse.Namespace) -> None:
 
 def import_one(history: History, source: str) -> None:
     with opened(source) as (meta, total, samples, statistics):
-        require_same_tokenizer(history.meta(), meta, source)
+        require_same_tokenizer(history.meta(), meta, source, HISTORY)
         before = history.size()
         try:
             history.absorb(track_samples(samples, "importing", total), statistics or (), meta)
@@ -86,7 +87,7 @@ def opened(path: str):
         yield open_parquet(path)
         return
     where = "evicted IS NULL AND length > 0"
-    with snapshot(path) as db:
+    with snapshot(path, HISTORY) as db:
         total = db.execute(f"SELECT count(*) FROM samples WHERE {where}").fetchone()[0]
         samples: Iterator[Sample] = (sample for sample, *_ in read_samples(db, path, where, ()))
         yield meta_of(db), total, samples, read_statistics(db)

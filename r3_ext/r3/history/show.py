@@ -6,16 +6,17 @@ import difflib
 import sqlite3
 import sys
 
+from r3_ext.host.stores import meta_of, snapshot
 from r3_ext.host.tables import print_table, printable, share
 from r3_ext.host.units import human
-from r3_ext.r3.history.shared import disk_size, existing, meta_of, snapshot, stored
+from r3_ext.r3.history.shared import disk_size, existing, stored
 from recipe.common.rows import PLAIN, REFLECTION
-from recipe.r3.history.file import SCHEMA_VERSION, HistoryError
+from recipe.r3.history.file import HISTORY, SCHEMA_VERSION, HistoryError
 
 
 def show(args: argparse.Namespace) -> None:
     path = existing(args.path)
-    with snapshot(path) as db:
+    with snapshot(path, HISTORY) as db:
         tables = query_tables(db, path, args.query) if args.query else [overview(db, path)]
     for table in tables:
         print_table(*table)
@@ -23,7 +24,7 @@ def show(args: argparse.Namespace) -> None:
 
 def query(args: argparse.Namespace) -> None:
     path = existing(args.path)
-    with snapshot(path) as db:
+    with snapshot(path, HISTORY) as db:
         try:
             cursor = db.execute(args.sql)
             writer = csv.writer(sys.stdout, lineterminator="\n")
