@@ -124,6 +124,8 @@ ARMS |= {
 TOKENS, TURNS = "tokens", "turns"
 """What a budget counts."""
 WORDS = {TOKENS: "generated tokens", TURNS: "turns"}
+JUDGED = {TOKENS: "Pass@1", TURNS: "success"}
+"""What a validation is judged by."""
 
 
 def unit_of(arms: Iterable[str]) -> str:

@@ -73,7 +73,8 @@ def contrasts(found: list[Judged]) -> Figure:
     claims = [f"{hypothesis.says} (claim: {hypothesis.claim} {hypothesis.bound:g})" for hypothesis, _, _ in found]
     axes.set_yticks(range(len(found)), ["\n".join(textwrap.wrap(claim, 46)) for claim in claims])
     axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_xlabel("contrast of Pass@1, of the arms in the same world")
+    names = [place.rpartition("/")[2].partition("@")[0] for hypothesis, _, _ in found for place in hypothesis.contrast]
+    axes.set_xlabel(f"contrast of {arms.JUDGED[arms.unit_of(names)]}, of the arms in the same world")
     plain_axes(axes)
     axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
     head = "A dot per world; diamond: mean; thick bar: 95 % interval; thin bar: at its step of Holm's correction\n"
@@ -92,7 +93,7 @@ def dots(curves: Curves, budget: float) -> Figure | None:
     rows = sum(len(found) + 1 for found in compared)
     figure = Figure(figsize=(9.6, 1.5 + 0.36 * rows), facecolor=COLORS["page"])
     left, right = figure.subplots(1, 2, sharey=True)
-    baseline, spent = references(curves)[0], arms.WORDS[arms.unit_of(curves)]
+    baseline, unit = references(curves)[0], arms.unit_of(curves)
     labels: list[str] = []
     heads = []
     for found in compared:
@@ -111,7 +112,7 @@ def dots(curves: Curves, budget: float) -> Figure | None:
         left.get_yticklabels()[place].set_fontweight("bold")
     left.set_ylim(rows - 0.5, -0.5)
     right.axvline(0, color=COLORS["muted"], linewidth=0.8)
-    left.set_xlabel(f"Pass@1 at {budget:,.0f} {spent}")
+    left.set_xlabel(f"{arms.JUDGED[unit]} at {budget:,.0f} {arms.WORDS[unit]}")
     right.set_xlabel(f"difference to {arms.title(baseline)} in the same world")
     for axes in (left, right):
         plain_axes(axes)
@@ -161,7 +162,7 @@ def means(curves: Curves, budget: float) -> Figure | None:
         plain_axes(axes)
         axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
         axes.legend(frameon=False, fontsize=9)
-    panels[0].set_ylabel("Pass@1")
+    panels[0].set_ylabel(arms.JUDGED[arms.unit_of(drawn)])
     _head(figure, "Marked where the validations lie on average")
     return figure
 
