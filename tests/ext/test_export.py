@@ -229,10 +229,7 @@ def test_both_commands_compose_its_configuration(checkout, main, name):
     ],
 )
 def test_its_quick_tests_pass_there(checkout, name, chosen):
-    """All are collected, and some files run: all of them take minutes."""
-    tests = f"recipe/{name}/tests"
-    collected = python(checkout, "-m", "pytest", "-q", "--collect-only", tests).stdout
-    assert "error" not in collected.splitlines()[-1]
-    quick = [tests, "-m", "not slow", "-p", "no:cacheprovider", "-k", chosen]
+    """All are collected, where an error ends it, and some files run: all of them take minutes."""
+    quick = [f"recipe/{name}/tests", "-m", "not slow", "-p", "no:cacheprovider", "-k", chosen]
     done = python(checkout, "-m", "pytest", "-q", *quick, timeout_s=600)
     assert " passed" in done.stdout and " failed" not in done.stdout

@@ -170,8 +170,13 @@ def test_no_file_is_left_out():
     assert sorted(path.name for path in R3.folder.glob("*.yaml")) == ["r3.yaml", "r3_trainer.yaml"]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("method", METHODS)
+# Each method on a profile of either kind, and each profile with a method of each recipe. That all of them compose with
+# each other, test_wheel.py shows.
+PAIRS = {(profile, method) for profile in ("embedded", DEFAULT) for method in METHODS}
+PAIRS |= {(profile, method) for profile in PROFILES for method in ("grpo", "r3", "hgpo", "rrl")}
+
+
+@pytest.mark.parametrize(("profile", "method"), sorted(PAIRS))
 def test_composes_and_is_valid(composed, profile, method):
     config = composed(profile, method)
     findings = check_config(config) + check_log_probs(config)

@@ -88,10 +88,10 @@ class Crash:
         """Beside the run's folder: one with a file that no run wrote is refused."""
         return self.folder.with_suffix(".log")
 
-    def start(self) -> subprocess.Popen:
+    def start(self, *overrides: str) -> subprocess.Popen:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         log = open(self.log, "a")
-        line = command(self.method, self.outputs, self.name, self.cache, *self.overrides)
+        line = command(self.method, self.outputs, self.name, self.cache, *self.overrides, *overrides)
         return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
 
     def strike(self, victim: str, moment: str) -> str | None:
@@ -143,8 +143,8 @@ class Crash:
         assert not alive
         assert traces() - before == set()
 
-    def finish(self) -> Run:
-        process = self.start()
+    def finish(self, *overrides: str) -> Run:
+        process = self.start(*overrides)
         code = process.wait(timeout=900)
         run = Run(self.folder, code, self.log.read_text())
         assert code == 0, run.explain()

@@ -1,7 +1,6 @@
 """Exact resume through the real command: after kills, and from an older checkpoint that training went past."""
 
 import random
-import shutil
 
 import pytest
 
@@ -16,21 +15,13 @@ pytestmark = pytest.mark.integration
 STEPS = 10
 
 
-@pytest.fixture(scope="module")
-def whole(train, r3_recording):
-    """The uninterrupted run."""
-    return train("r3", "whole", *overrides_for(STEPS, r3_recording))
-
-
-@pytest.fixture(scope="module")
-def r3_recording(train, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("r3_recording")
-    train("r3", "record_r3", *overrides_for(STEPS, folder))
-    return folder
-
-
-def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one(whole, r3_recording, cache, tmp_path):
-    victim = Crash(tmp_path, "victim", cache, overrides_for(STEPS, r3_recording), random.Random(0), patience=120)
+def test_a_run_broken_five_times_and_taken_back_leaves_nothing_and_equals_the_uninterrupted_one(
+    train, cache, tmp_path_factory, tmp_path
+):
+    settings = overrides_for(STEPS, tmp_path_factory.mktemp("r3_recording"))
+    train("r3", "record_r3", *settings)
+    whole = train("r3", "whole", *settings)
+    victim = Crash(tmp_path, "victim", cache, settings, random.Random(0), patience=120)
     plan = [
         ("trainer", "history write"),
         ("vLLM server", "rollout or training"),
@@ -41,7 +32,11 @@ def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one
     told = survive(victim, plan, print)
     assert len(told) == len(plan), told
     assert not victim.overdue, "two minutes are enough to end, whoever dies"
-    finished = victim.finish()
+    older = victim.last_step() - 2
+    assert older > 2
+    back = f"trainer.resume_from_path={victim.folder / 'checkpoints' / f'global_step_{older}'}"
+    finished = victim.finish(back, "trainer.resume_mode=resume_path")
+    assert finished.rows[-1]["step"] == STEPS
     assert_equal_runs(whole, finished, STEPS, kills=len(plan) - 1)  # SIGTERM loses nothing
     starts = read_starts(victim.folder)
     assert finished.summary["starts"] == len(plan) + 1 == sum(line["event"] == "start" for line in starts)
@@ -60,25 +55,22 @@ def test_a_run_broken_five_times_leaves_nothing_and_equals_the_uninterrupted_one
 
 
 @pytest.mark.parametrize(
-    ("mode", "victim", "moment"),
-    [(COLOCATE_ASYNC, EVERYTHING, "rollout or training"), (SEPARATE_ASYNC, "vLLM server", "checkpoint")],
+    ("mode", "plan"),
+    [
+        # The second start goes on from a checkpoint.
+        (COLOCATE_ASYNC, [(EVERYTHING, "checkpoint"), (EVERYTHING, "rollout or training")]),
+        (SEPARATE_ASYNC, [("vLLM server", "checkpoint")]),
+    ],
+    ids=[COLOCATE_ASYNC, SEPARATE_ASYNC],
 )
-def test_prompts_in_flight_are_neither_lost_nor_trained_twice(cache, tmp_path, mode, victim, moment):
+def test_prompts_in_flight_are_neither_lost_nor_trained_twice(cache, tmp_path, mode, plan):
     steps = 8
     settings = ["--mode", mode, f"trainer.total_training_steps={steps}"]
     settings.append(rows_override(tmp_path / "rows"))
     run = Crash(tmp_path, "in_flight", cache, [*IN_FLIGHT, *settings], random.Random(0), patience=120)
-    # The second start goes on from a checkpoint.
-    told = survive(run, [(victim, "checkpoint"), (victim, moment)], print)
-    assert len(told) == 2 and not run.overdue, told
+    told = survive(run, plan, print)
+    assert len(told) == len(plan) and not run.overdue, told
     finished = run.finish()
     assert_all_accounted_for(account(finished, tmp_path / "rows"), steps)
     for name in ("replay/rows", "reflection/at_once/prompts", "groups/rescued_by_replay"):
         assert sum(row[name] for row in finished.rows) > 0, f"{name}: nothing to lose"
-
-
-def test_an_older_checkpoint_resumes_exactly_after_training_went_past_it(train, whole, r3_recording):
-    folder = whole.folder.parent / "back"
-    shutil.copytree(whole.folder, folder)
-    back = [f"trainer.resume_from_path={folder / 'checkpoints' / 'global_step_3'}", "trainer.resume_mode=resume_path"]
-    assert_equal_runs(whole, train("r3", "back", *overrides_for(STEPS, r3_recording), *back), STEPS)

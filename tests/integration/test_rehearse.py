@@ -32,14 +32,12 @@ def rehearsal(tmp_path_factory, cache, python):
     return rehearsed(tmp_path_factory.mktemp("rehearsal"), cache, python, at)
 
 
-@pytest.fixture(scope="module", params=["at_once", "next_step"])
-def sooner(request, tmp_path_factory, cache, python):
-    """A rehearsal of a run that asks all-wrong groups sooner: its folder, metrics by step, and `reflection.when`."""
-    when = f"algorithm.r3.reflection.when={request.param}"
-    outputs = tmp_path_factory.mktemp("sooner")
-    folder, _ = rehearsed(outputs, cache, python, when, "algorithm.r3.reflection.ask=adaptive")
+@pytest.fixture(scope="module")
+def sooner(tmp_path_factory, cache, python):
+    """A rehearsal of a run that asks all-wrong groups at once, the default: its folder, and metrics by step."""
+    folder, _ = rehearsed(tmp_path_factory.mktemp("sooner"), cache, python)
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return folder, {row["step"]: row for row in rows if "training/global_step" in row}, request.param
+    return folder, {row["step"]: row for row in rows if "training/global_step" in row}
 
 
 def rehearsed(outputs, cache, python, *settings):
@@ -80,22 +78,17 @@ def test_the_step_of_grpo_has_no_mechanism_and_the_one_before_it_has(rehearsal):
     assert len(groups) > PROMPTS, "problems of the first step are reflected on when they come back"
 
 
-def test_asked_sooner_the_first_epoch_asks_grpo_does_not_and_the_worst_step_asks_the_most(sooner):
-    folder, metrics, when = sooner
+def test_asked_at_once_the_first_epoch_asks_grpo_does_not_and_the_worst_step_asks_the_most(sooner):
+    folder, metrics = sooner
     found = json.loads((folder / "rehearsal.json").read_text())
     worst, (got, caps) = metrics[max(metrics)], (found["worst_case"][name] for name in ("received", "caps"))
     assert metrics[2]["reflection/prompts"] > 0, "a step of the first epoch"
     assert metrics[4]["trained/rows"] == PROMPTS * N and not metrics[4]["reflection/rows"], "a step of GRPO"
-    waited = 2 if when == "next_step" else 0
-    assert got["fresh"] == caps["fresh"] + caps["reflection"] * N == (PROMPTS + waited + 2) * N
-    assert worst["reflection/prompts"] == 2 and got["fresh_tokens"] == [LIMIT]
-    assert got["ranked_groups"] == caps["ranked"] == PROMPTS + waited + 2
-    if when == "at_once":
-        assert worst["reflection/at_once/prompts"] == 2 and worst["reflection/at_once/wait_s"] > 0
-        assert got["replayed"] == caps["replayed"] == PROMPTS + 2
-    else:  # no answer that the history holds could rescue a group and let it wait
-        assert (got["replayed"], caps["replayed"]) == (PROMPTS, PROMPTS + 2)
-        assert metrics[max(metrics) - 1]["groups/held"] == 2 and worst["groups/held"] == 0
+    assert got["fresh"] == caps["fresh"] + caps["reflection"] * N == (PROMPTS + 2) * N
+    assert worst["reflection/prompts"] == worst["reflection/at_once/prompts"] == 2
+    assert worst["reflection/at_once/wait_s"] > 0 and got["fresh_tokens"] == [LIMIT]
+    assert got["ranked_groups"] == caps["ranked"] == PROMPTS + 2
+    assert got["replayed"] == caps["replayed"] == PROMPTS + 2
 
 
 def test_the_report_adds_up_and_its_figures_are_those_of_the_run(rehearsal):

@@ -49,7 +49,7 @@ def test_without_restarts_it_is_verls_ppo_bit_for_bit(train, recording):
     settings = [f"trainer.save_freq={STEPS}", *skip_overrides(recording)]
     # verl's trainer as it comes, with the engine without which it has no value model on a machine without a GPU.
     own = [*CRITIC, "trainer.v1.trainer_mode=sync", modules("r3_ext.cpu.plugin", "recipe.rrl.engine")]
-    verls = train("grpo", "verls_ppo", *settings, *own, forks=False)
+    verls = train("grpo", "verls_ppo", *settings, *own)
     ours = train("ppo", "ppo", *settings, "data.gen_batch_size=16")
     assert len(verls.rows) == len(ours.rows) == STEPS
     for theirs, row in zip(verls.rows, ours.rows, strict=True):
