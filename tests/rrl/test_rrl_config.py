@@ -113,6 +113,8 @@ CASES = [
     ({"critic.strategy": "megatron"}, "critic.strategy: must be fsdp or fsdp2, got 'megatron'"),
     ({"critic.ppo_max_token_len_per_gpu": 8192}, "critic.ppo_max_token_len_per_gpu: 8192 does nothing"),
     ({"critic.ppo_infer_max_token_len_per_gpu": 64}, "critic.ppo_infer_max_token_len_per_gpu: 64 is below the 1024"),
+    ({"critic.ppo_micro_batch_size_per_gpu": 4}, "critic.ppo_micro_batch_size_per_gpu: 4 does nothing"),
+    ({"critic.use_dynamic_bsz": False}, "critic.use_dynamic_bsz: False does nothing"),
     ({"critic.ppo_mini_batch_size": 5}, "critic.ppo_mini_batch_size: 5 must divide data.train_batch_size=16"),
     (
         SEPARATE | {"critic.ppo_mini_batch_size": 16},

@@ -111,14 +111,7 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
     if critic.strategy not in engines.FSDP:
         yield Broken(f"critic.strategy: must be fsdp or fsdp2, got {critic.strategy!r}", ("critic.strategy=fsdp2",))
         return
-    default = engines.verl_defaults()["critic.ppo_max_token_len_per_gpu"]
-    if critic.ppo_max_token_len_per_gpu != default:
-        yield Broken(
-            f"critic.ppo_max_token_len_per_gpu: {critic.ppo_max_token_len_per_gpu} does nothing in verl's v1 trainer, "
-            f"which takes {INFER} for the update as well",
-            (f"{INFER}={critic.ppo_max_token_len_per_gpu}",),
-            ("critic.ppo_max_token_len_per_gpu",),
-        )
+    yield from _packed_by_tokens(config)
     shared, longest = lengths.ulysses(critic, "fsdp"), lengths.longest_row(config)
     limit = critic.ppo_infer_max_token_len_per_gpu
     if limit * shared < longest:
@@ -136,6 +129,26 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
         yield Broken(
             f"critic.ppo_mini_batch_size: {critic.ppo_mini_batch_size} must divide {whole}={prompts}",
             (f"critic.ppo_mini_batch_size={actor.ppo_mini_batch_size}",),
+        )
+
+
+def _packed_by_tokens(config: DictConfig) -> Iterator[Broken]:
+    critic = config.critic
+    default = engines.verl_defaults()["critic.ppo_max_token_len_per_gpu"]
+    if critic.ppo_max_token_len_per_gpu != default:
+        yield Broken(
+            f"critic.ppo_max_token_len_per_gpu: {critic.ppo_max_token_len_per_gpu} does nothing in verl's v1 trainer, "
+            f"which takes {INFER} for the update as well",
+            (f"{INFER}={critic.ppo_max_token_len_per_gpu}",),
+            ("critic.ppo_max_token_len_per_gpu",),
+        )
+    by_rows = [key for key in ("ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu") if critic.get(key) is not None]
+    if by_rows or not critic.use_dynamic_bsz:
+        key = by_rows[0] if by_rows else "use_dynamic_bsz"
+        yield Broken(
+            f"critic.{key}: {critic[key]} does nothing in verl's v1 trainer, which packs the critic's rows by tokens, "
+            f"up to {INFER}",
+            ("critic.use_dynamic_bsz=True critic.ppo_micro_batch_size=null critic.ppo_micro_batch_size_per_gpu=null",),
         )
 
 
