@@ -124,7 +124,7 @@ ARMS |= {
 TOKENS, TURNS = "tokens", "turns"
 """What a budget counts."""
 WORDS = {TOKENS: "generated tokens", TURNS: "turns"}
-JUDGED = {TOKENS: "Pass@1", TURNS: "success"}
+SCORES = {TOKENS: "Pass@1", TURNS: "success"}
 """What a validation is judged by."""
 
 

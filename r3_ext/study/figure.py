@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from r3_ext.report.draw import COLORS, STYLE, plain_axes
 from r3_ext.study import arms, text
-from r3_ext.study.hypotheses import Hypothesis, Verdict
+from r3_ext.study.hypotheses import Hypothesis, Verdict, place_of
 from r3_ext.study.outcome import Curve, accuracy_at, in_common, references, spread
 from r3_ext.study.record import Curves
 
@@ -73,8 +73,8 @@ def contrasts(found: list[Judged]) -> Figure:
     claims = [f"{hypothesis.says} (claim: {hypothesis.claim} {hypothesis.bound:g})" for hypothesis, _, _ in found]
     axes.set_yticks(range(len(found)), ["\n".join(textwrap.wrap(claim, 46)) for claim in claims])
     axes.set_ylim(len(found) - 0.5, -0.5)
-    names = [place.rpartition("/")[2].partition("@")[0] for hypothesis, _, _ in found for place in hypothesis.contrast]
-    axes.set_xlabel(f"contrast of {arms.JUDGED[arms.unit_of(names)]}, of the arms in the same world")
+    names = [place_of(place, {})[0].rpartition("/")[2] for hypothesis, _, _ in found for place in hypothesis.contrast]
+    axes.set_xlabel(f"contrast of {arms.SCORES[arms.unit_of(names)]}, of the arms in the same world")
     plain_axes(axes)
     axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
     head = "A dot per world; diamond: mean; thick bar: 95 % interval; thin bar: at its step of Holm's correction\n"
@@ -112,7 +112,7 @@ def dots(curves: Curves, budget: float) -> Figure | None:
         left.get_yticklabels()[place].set_fontweight("bold")
     left.set_ylim(rows - 0.5, -0.5)
     right.axvline(0, color=COLORS["muted"], linewidth=0.8)
-    left.set_xlabel(f"{arms.JUDGED[unit]} at {budget:,.0f} {arms.WORDS[unit]}")
+    left.set_xlabel(f"{arms.SCORES[unit]} at {budget:,.0f} {arms.WORDS[unit]}")
     right.set_xlabel(f"difference to {arms.title(baseline)} in the same world")
     for axes in (left, right):
         plain_axes(axes)
@@ -162,7 +162,7 @@ def means(curves: Curves, budget: float) -> Figure | None:
         plain_axes(axes)
         axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
         axes.legend(frameon=False, fontsize=9)
-    panels[0].set_ylabel(arms.JUDGED[arms.unit_of(drawn)])
+    panels[0].set_ylabel(arms.SCORES[arms.unit_of(drawn)])
     _head(figure, "Marked where the validations lie on average")
     return figure
 

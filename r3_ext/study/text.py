@@ -117,7 +117,7 @@ def arm_table(found: dict[str, dict]) -> list[str]:
         if others == REFERENCES:
             figures.append(speedup(row["speedup"]) if "speedup" in row else "")
         rows.append((arms.title(arm), *figures))
-    columns = [f"{arms.JUDGED[arms.unit_of(found)]} at the budget", "mean over the budget", *map(compared_with, others)]
+    columns = [f"{arms.SCORES[arms.unit_of(found)]} at the budget", "mean over the budget", *map(compared_with, others)]
     return table(("arm", *columns, *(["speed-up"] if others == REFERENCES else [])), rows)
 
 

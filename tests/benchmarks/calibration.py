@@ -18,13 +18,14 @@ from pathlib import Path
 
 from scipy import stats
 
-from r3_ext.study.hypotheses import MEASURES
+from r3_ext.study.hypotheses import LEVEL, MEASURES
 from r3_ext.study.outcome import Curve, accuracy_at
 from r3_ext.study.record import read_curves, read_ledger
 
+EFFECT, POWER = 0.06, 0.8
 COLUMNS = (
     *("experiment", "worlds", "tokens", "measure", "SD of a difference", "mean", "gained", "SD / gained"),
-    *("worlds for 0.06", "minutes"),
+    *(f"worlds for {EFFECT}", "minutes"),
 )
 
 
@@ -40,10 +41,10 @@ class Noise:
     gained: float
     """Accuracy at the budget less that at the start, the mean of all runs."""
 
-    def needed(self, effect: float = 0.06, power: float = 0.8, level: float = 0.05) -> int:
-        """Worlds after which a paired comparison finds the effect with that power: ((z + z') sd / effect)^2."""
-        z = stats.norm.ppf(1 - level / 2) + stats.norm.ppf(power)
-        return max(2, math.ceil((z * self.sd / effect) ** 2))
+    def needed(self) -> int:
+        """Worlds after which a paired comparison finds EFFECT with POWER: ((z + z') sd / EFFECT)^2."""
+        z = stats.norm.ppf(1 - LEVEL / 2) + stats.norm.ppf(POWER)
+        return max(2, math.ceil((z * self.sd / EFFECT) ** 2))
 
 
 def noise(pairs: list[tuple[Curve, Curve]], measure: str, budget: float) -> Noise:

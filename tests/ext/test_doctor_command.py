@@ -122,8 +122,7 @@ class TestConfig:
     )
     def test_values_of_the_wrong_kind_are_the_only_findings(self, override, found):
         method = next((name for name in ("hgpo", "rrl") if f"algorithm.{name}." in override), "r3")
-        base = ["+profile=embedded", "+method=r3"] if method == "r3" else base_overrides("embedded", method)
-        findings = command.diagnose(compose_config([*base, override]))
+        findings = command.diagnose(compose_config([*base_overrides("embedded", method), override]))
         assert {(finding.level, finding.check) for finding in findings} == {(FAIL, "config")}
         assert sum(found in finding.found for finding in findings) == 1
 

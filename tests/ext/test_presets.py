@@ -1,4 +1,4 @@
-"""Every configuration file composes with every other one, and differs from its neighbours where it means to.
+"""Every configuration file composes, is valid, and differs from its neighbours where it means to.
 
 `python tests/ext/test_presets.py` prints the current differences of the profile embedded, to be pasted below.
 """
