@@ -35,8 +35,8 @@ IMPORT_ALL = """
 import importlib, sys
 from pathlib import Path
 
-recipe, name = Path(sys.argv[1]), sys.argv[2]
-for file in sorted(recipe.glob(f"{name}/**/*.py")):
+recipe, *names = sys.argv[1:]
+for file in sorted(file for name in names for file in Path(recipe, name).rglob("*.py")):
     if "tests" not in file.parts:
         name = ".".join(["recipe", *file.relative_to(recipe).with_suffix("").parts]).removesuffix(".__init__")
         assert Path(importlib.import_module(name).__file__) == file, name
@@ -204,18 +204,23 @@ def test_verl_recipes_rules_find_nothing_and_no_module_is_missed(checkout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_module_is_imported_from_the_export_with_this_repository_out_of_reach(checkout, name):
-    python(checkout, "-c", IMPORT_ALL, str(checkout), name)
+def test_every_module_is_imported_from_the_export_with_this_repository_out_of_reach(checkout):
+    python(checkout, "-c", IMPORT_ALL, str(checkout), *RECIPES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("main", ["its own", "verl.trainer.main_ppo"])
-def test_both_commands_compose_its_configuration(checkout, main, name):
-    place = [f"--config-path={checkout}/{name}/config", f"--config-name={name}_trainer"]
-    own = (f"recipe.{name}.main_{name}",)
-    job = python(checkout, "-m", *(own if main == "its own" else (main, *place)), "--cfg", "job").stdout
+def test_its_command_composes_its_configuration(checkout, name):
+    composes(checkout, name, f"recipe.{name}.main_{name}")
+
+
+@pytest.mark.slow
+def test_verls_command_composes_it_too(checkout):
+    composes(checkout, "r3", "verl.trainer.main_ppo", f"--config-path={checkout}/r3/config", "--config-name=r3_trainer")
+
+
+def composes(checkout, name, *command):
+    job = python(checkout, "-m", *command, "--cfg", "job").stdout
     assert f"trainer_mode: {name}" in job and f"pkg://recipe.{name}.common.reward.manager" in job
 
 

@@ -15,17 +15,15 @@ pytestmark = pytest.mark.integration
 STEPS = 10
 
 
-def test_a_run_broken_five_times_and_taken_back_leaves_nothing_and_equals_the_uninterrupted_one(
+def test_a_run_broken_four_times_and_taken_back_leaves_nothing_and_equals_the_uninterrupted_one(
     train, cache, tmp_path_factory, tmp_path
 ):
     settings = overrides_for(STEPS, tmp_path_factory.mktemp("r3_recording"))
-    train("r3", "record_r3", *settings)
     whole = train("r3", "whole", *settings)
     victim = Crash(tmp_path, "victim", cache, settings, random.Random(0), patience=120)
     plan = [
         ("trainer", "history write"),
         ("vLLM server", "rollout or training"),
-        ("FSDP worker", "rollout or training"),
         (SIGTERM, "rollout or training"),
         (EVERYTHING, "checkpoint"),
     ]
