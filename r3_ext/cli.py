@@ -10,10 +10,7 @@ from importlib import metadata
 COMMANDS = {
     "run": ("r3_ext.run.command", "prepare, check, train, and leave a run folder behind"),
     "resume": ("r3_ext.run.command:resume", "go on with a run, with the settings that it has"),
-    "rehearse": (
-        "r3_ext.r3.rehearse.command",
-        "the worst and a typical step for real, and what the run will take",
-    ),
+    "rehearse": ("r3_ext.rehearse.command", "the worst and a typical step for real, and what the run will take"),
     "probe": ("r3_ext.r3.probe.command", "is it worth it for this model and these problems? generates, trains nothing"),
     "doctor": ("r3_ext.doctor.entry", "check this machine, the installation and a configuration"),
     "eval": ("r3_ext.evaluate.command", "measure a model on benchmarks; score, compare, challenging subset"),

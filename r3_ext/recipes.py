@@ -50,6 +50,8 @@ class Recipe:
     """`module:function` of (config): most prompts of a step that it adds to those of the data."""
     gone: str | None = None
     """Module about settings that it had once: `told(key)`, a sentence or None, and `renewed(settings)`, by full key."""
+    rehearsal: str | None = None
+    """Package with `plan` and `trainer` of its rehearsal (r3_ext/rehearse); None: it is not rehearsed."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Settings that name a file of the run's folder, and the file's name."""
     free: tuple[str, ...] = ()
@@ -112,6 +114,7 @@ R3 = Recipe(
     describer="recipe.r3.config.r3_config:describe",
     prompts_added="recipe.r3.config.r3_config:reflection_prompts",
     gone="recipe.r3.config.gone",
+    rehearsal="r3_ext.r3.rehearse",
     files={"algorithm.r3.history.path": "history.sqlite"},
     free=("algorithm.r3.stall_timeout_s",),
 )
@@ -128,6 +131,7 @@ HGPO = Recipe(
     rules="recipe.hgpo.config.hgpo_rules:all_rules",
     describer="recipe.hgpo.config.hgpo_config:describe",
     world="textworld",
+    rehearsal="r3_ext.hgpo.rehearse",
     files={"algorithm.hgpo.episodes": "episodes.jsonl"},
     free=("algorithm.hgpo.episodes",),
 )
@@ -143,6 +147,7 @@ RRL = Recipe(
     validator="recipe.rrl.config.rrl_rules:validate_rrl_config",
     rules="recipe.rrl.config.rrl_rules:all_rules",
     describer="recipe.rrl.config.rrl_config:describe",
+    rehearsal="r3_ext.rrl.rehearse",
     files={"algorithm.rrl.states.path": "states.sqlite"},
 )
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASELINE, R3, HGPO, RRL)}

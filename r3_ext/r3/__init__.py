@@ -1,1 +1,1 @@
-"""Tools for R^3 alone: history, probe, rehearsal."""
+"""Tools for R^3 alone: history, probe, and what is rehearsed of it."""

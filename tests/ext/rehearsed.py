@@ -1,6 +1,6 @@
 """Settings to rehearse, for the tests of `r3 rehearse`."""
 
-from r3_ext.r3.rehearse import predict
+from r3_ext.rehearse import predict
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import compose_config
 from recipe.r3.config.r3_config import load_r3_config

@@ -16,7 +16,8 @@ from r3_ext.settings.compose import ROOT
 FLOORS = (
     # From the top: a room uses its own floor and those below. The first name stands for the files beside the rooms.
     ("", "export"),
-    ("r3", "rrl", "study"),
+    ("r3", "hgpo", "rrl", "study"),
+    ("rehearse",),
     ("run", "evaluate"),
     ("report",),
     ("doctor", "record"),
@@ -117,6 +118,7 @@ def test_the_shell_imports_downwards(module):
 
 ROOMS_OF_ONE_RECIPE = {
     "r3",
+    "hgpo",
     "rrl",
     "doctor",  # tries whether a history can be locked where it will lie
     "study",  # its arms are settings of R^3

@@ -8,10 +8,11 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from r3_ext.r3.rehearse import predict, report, steps
-from r3_ext.r3.rehearse.measured import Measured, received
-from r3_ext.r3.rehearse.predict import Course, Seconds
 from r3_ext.record import memory
+from r3_ext.rehearse import predict, report, steps
+from r3_ext.rehearse.measured import Measured, received
+from r3_ext.rehearse.predict import Course, Seconds
+from r3_ext.rehearse.text import markdown
 from r3_ext.settings import sizing
 from r3_ext.settings.compose import compose_config
 from tests.ext.rehearsed import DISTILL, GPU, LONGEST, embedded, too_little
@@ -116,16 +117,16 @@ def test_phases_have_their_own_seconds_and_peaks(folder):
         ("ValueError: something else", False),
     ],
 )
-def test_a_failure_names_its_phase_and_a_change(folder, text, is_memory):
+def test_a_failure_names_its_phase_and_a_change_where_it_was_memory(folder, text, is_memory):
     (folder / "run.log").write_text(f"(WorkerDict pid=7) Traceback\n(WorkerDict pid=7) {text}\n")
     failed = report.failure(Measured.read(folder, -3, 33), folder / "run.log")
     assert (failed["step"], failed["kind"], failed["phase"]) == (2, "worst", "update")
     assert failed["out_of_memory"] == is_memory and failed["error"] == text and failed["peak"] == {"main": 9.0}
     config, _ = embedded()
     advice = report.failure_advice(config, failed)
-    assert advice == [f"{predict.TOKENS}=8192, half of now, and rehearse again"]
-    told = report.markdown({"failure": failed, "fits": False, "advice": advice})
-    assert "Failed in: step 2 (worst case), update." in told and "8192" in told
+    assert advice == [f"{predict.TOKENS}=8192, half of now, and rehearse again" if is_memory else report.READ]
+    told = markdown({"failure": failed, "fits": False, "advice": advice})
+    assert "Failed in: step 2 (worst case), update." in told and advice[0] in told
 
 
 def test_a_worker_that_was_killed_is_told_as_such(folder):
@@ -148,7 +149,7 @@ def test_vllm_says_whether_its_share_is_too_small_or_too_large():
 def test_a_death_before_the_first_step_is_told_without_phases(tmp_path):
     failed = report.failure(Measured.read(tmp_path, 0, 1), tmp_path / "run.log")
     assert failed["phase"] == "start" and failed["error"] == report.SILENT
-    assert "Failed in: start" in report.markdown({"failure": failed, "fits": False, "advice": ["x"]})
+    assert "Failed in: start" in markdown({"failure": failed, "fits": False, "advice": ["x"]})
 
 
 def test_a_peak_over_the_budget_is_told_with_the_micro_batch_that_fits(folder):

@@ -137,7 +137,7 @@ RUN = [
     ("run --method hgpo --world seed=3", "hgpo trains on sessions of several turns; take --world textworld"),
     ("run --until-turns 0", "--until-turns must be at least 1, got 0"),
     ("run --until-turns 5", "--until-turns counts turns of sessions: with answers of one turn take --until-tokens"),
-    ("rehearse --method hgpo", "train a few steps instead, `r3 run --method hgpo trainer.total_training_steps=3"),
+    ("rehearse --method dapo", "r3 and r3_paper are rehearsed, and GRPO's steps beside them"),
     ("study --world seed=1", "seed is given twice"),
     ("run --profile embedded algorithm.r3.replay.kk=1", "nearest one is algorithm.r3.replay.k"),
     ("run --profile embedded algorithm.r3.seed=1", "algorithm.r3.seed is gone since 0.2.0: set data.seed"),

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from r3_ext.cpu.fork import environment as forks
-from r3_ext.r3.rehearse.steps import PHASES
+from r3_ext.rehearse.steps import PHASES
 from recipe.common.rows import TrainedUid
 
 from .conftest import WARM_START_STEPS, received_rows
@@ -28,28 +28,23 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory, cache, python):
-    at = "algorithm.r3.reflection.when=next_visit"
-    return rehearsed(tmp_path_factory.mktemp("rehearsal"), cache, python, at)
-
-
-@pytest.fixture(scope="module")
-def sooner(tmp_path_factory, cache, python):
-    """A rehearsal of a run that asks all-wrong groups at once, the default: its folder, and metrics by step."""
-    folder, _ = rehearsed(tmp_path_factory.mktemp("sooner"), cache, python)
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return folder, {row["step"]: row for row in rows if "training/global_step" in row}
-
-
-def rehearsed(outputs, cache, python, *settings):
+    """Of a run that asks all-wrong groups at once, the default: its folder, and what it said."""
+    outputs = tmp_path_factory.mktemp("rehearsal")
     command = [python, "-m", "r3_ext.cli", "rehearse", "--profile", "embedded", "--repeat", "1"]
     command += ["--outputs", str(outputs), "--run", "it", "--cache", str(cache)]
-    command += ["--warm-start-steps", WARM_START_STEPS, *SETTINGS, *settings]
+    command += ["--warm-start-steps", WARM_START_STEPS, *SETTINGS]
     env = {**forks.environment(), "COLUMNS": "120"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     folder = outputs / "rehearse" / "it"
     log = folder / "run.log"
     assert done.returncode == 0, done.stdout[-3000:] + (log.read_text()[-3000:] if log.exists() else "")
     return folder, done.stdout
+
+
+def metrics_of(folder) -> dict[int, dict]:
+    """By step."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row for row in rows if "training/global_step" in row}
 
 
 def test_the_worst_step_is_the_worst_that_the_settings_allow(rehearsal):
@@ -62,27 +57,21 @@ def test_the_worst_step_is_the_worst_that_the_settings_allow(rehearsal):
     assert len({TrainedUid.parse(row["uid"]).group for row in rows}) == PROMPTS + 2
     assert {row["tokens"] for row in rows} == {LIMIT}, "every fresh and every replayed answer is at the limit"
 
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    worst = metrics[-1]
-    assert worst["step"] == 5 and worst["prompt_length/max"] == PROMPT_LIMIT
+    metrics = metrics_of(folder)
+    worst = metrics.pop(5)
+    assert list(metrics) == [1, 2, 3, 4] and worst["prompt_length/max"] == PROMPT_LIMIT
     # All rows with their prompts: plain ones, those to reflect on and those of reflection are near the limit.
     assert worst["perf/total_num_tokens"] > 0.9 * len(rows) * (PROMPT_LIMIT + LIMIT)
-    assert all(row["perf/total_num_tokens"] < worst["perf/total_num_tokens"] / 2 for row in metrics[:-1])
+    assert all(row["perf/total_num_tokens"] < worst["perf/total_num_tokens"] / 2 for row in metrics.values())
 
 
-def test_the_step_of_grpo_has_no_mechanism_and_the_one_before_it_has(rehearsal):
+def test_the_first_epoch_asks_grpo_does_not_and_the_worst_step_asks_the_most(rehearsal):
     folder, _ = rehearsal
-    later, grpo = (received_rows(folder / "rows", step) for step in (3, 4))
-    assert not any("#" in row["uid"] for rank in grpo for step in rank for row in step)
-    groups = {TrainedUid.parse(row["uid"]).group for rank in later for step in rank for row in step if row["tokens"]}
-    assert len(groups) > PROMPTS, "problems of the first step are reflected on when they come back"
-
-
-def test_asked_at_once_the_first_epoch_asks_grpo_does_not_and_the_worst_step_asks_the_most(sooner):
-    folder, metrics = sooner
+    metrics = metrics_of(folder)
     found = json.loads((folder / "rehearsal.json").read_text())
     worst, (got, caps) = metrics[max(metrics)], (found["worst_case"][name] for name in ("received", "caps"))
     assert metrics[2]["reflection/prompts"] > 0, "a step of the first epoch"
+    assert not any("#" in row["uid"] for rank in received_rows(folder / "rows", 4) for step in rank for row in step)
     assert metrics[4]["trained/rows"] == PROMPTS * N and not metrics[4]["reflection/rows"], "a step of GRPO"
     assert got["fresh"] == caps["fresh"] + caps["reflection"] * N == (PROMPTS + 2) * N
     assert worst["reflection/prompts"] == worst["reflection/at_once/prompts"] == 2

@@ -1,17 +1,16 @@
-"""The report of a rehearsal: rehearsal.json for programs, rehearsal.md for people, which is also what is printed."""
+"""What a rehearsal found: the content of rehearsal.json, and what to change."""
 
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from r3_ext.doctor.finding import is_cpu
-from r3_ext.host.units import human
-from r3_ext.r3.rehearse import predict
-from r3_ext.r3.rehearse.measured import CHECKPOINT, ROLLOUT, START, UPDATE, VALIDATION, Measured, received
-from r3_ext.r3.rehearse.predict import TOKENS, UTILIZATION, Course, Seconds
-from r3_ext.r3.rehearse.steps import FIRST, GRPO, LATER, WORST
 from r3_ext.record import memory
 from r3_ext.record.failure import errors
+from r3_ext.rehearse import predict
+from r3_ext.rehearse.measured import CHECKPOINT, ROLLOUT, START, UPDATE, VALIDATION, Measured, received
+from r3_ext.rehearse.predict import TOKENS, UTILIZATION, Course, Seconds
+from r3_ext.rehearse.steps import FIRST, GRPO, LATER, WORST
 from r3_ext.settings import sizing
 
 OUT_OF_MEMORY = (
@@ -28,10 +27,16 @@ TOO_SMALL_A_SHARE = "increasing `gpu_memory_utilization`"
 """vLLM's words where weights and CUDA graphs leave no room for its cache."""
 MARGIN = 0.05
 """What advice leaves of the budget: rehearsals of the same settings differ by a few percent."""
-TITLES = {FIRST: "first epoch", LATER: "later epochs", GRPO: "GRPO", WORST: "worst case"}
+KINDS = (FIRST, LATER, GRPO, WORST)
 KILLED = "a process that ends without an error of its own was most often killed for memory: see `dmesg`"
+READ = "read run.log from the line of the first error on; r3 doctor checks what can be checked before"
 SILENT = "a process of the run died without a word; see run.log"
-PHASES = (ROLLOUT, "old log-probs", "reference", "advantage", UPDATE, "weight sync", "metrics")
+TRAINS = ("old log-probs", "reference", "values", "critic's update", UPDATE)
+"""Phases that take the tokens of a micro-batch. The critic's are the actor's where nobody says."""
+PHASES = (
+    *(ROLLOUT, "old log-probs", "reference", "values", "advantage", "critic's update", UPDATE),
+    *("weight sync", "metrics"),
+)
 
 
 def biggest(peak: dict, config: DictConfig) -> float:
@@ -61,10 +66,11 @@ def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
     """
     seconds = measured.seconds()
     course = Course.of(config, facts["problems"])
+    kinds = [kind for kind in KINDS if measured.steps(kind)]
     typical = [measured.peak(kind) for kind in (FIRST, LATER)]
     typical += [phase_peak(measured, name) for name in (START, CHECKPOINT, VALIDATION)]
     return {
-        "phases": {kind: phases_of(measured, kind) for kind in TITLES},
+        "phases": {kind: phases_of(measured, kind) for kind in kinds},
         "start": {"seconds": round(seconds.start, 1), "memory": phase_peak(measured, START)},
         "validation": {"seconds": round(seconds.validation, 2), "memory": phase_peak(measured, VALIDATION)},
         "checkpoint": {
@@ -72,7 +78,7 @@ def contents(config: DictConfig, measured: Measured, facts: dict) -> dict:
             "memory": phase_peak(measured, CHECKPOINT),
             "bytes": facts["checkpoint_bytes"],
         },
-        "step_seconds": {kind: round(measured.step_seconds(kind), 2) for kind in TITLES},
+        "step_seconds": {kind: round(measured.step_seconds(kind), 2) for kind in kinds},
         "worst_case": worst_step(config, measured, facts),
         "memory": {
             "budget": facts["budget"],
@@ -100,12 +106,14 @@ def phases_of(measured: Measured, kind: str) -> dict:
 
 
 def worst_step(config: DictConfig, measured: Measured, facts: dict) -> dict:
-    """What the workers received of the worst step, and what the settings allow."""
+    """What trained in the worst step, and what the settings allow."""
     [step] = measured.steps(WORST)
     row = measured.rows[step]
+    lengths = [int(row[f"response_length/{end}"]) for end in ("min", "max")]
+    trained = {"fresh": int(row["fresh/rows"]), "fresh_tokens": lengths}
     return {
-        "received": received(facts["rows_folder"], step),
-        "caps": vars(facts["caps"]),
+        "received": received(facts["rows_folder"], step) if has_mechanisms(facts["caps"]) else trained,
+        "caps": facts["caps"],
         "n": config.actor_rollout_ref.rollout.n,
         "response_limit": config.data.max_response_length,
         "prompt_limit": config.data.max_prompt_length,
@@ -115,35 +123,38 @@ def worst_step(config: DictConfig, measured: Measured, facts: dict) -> dict:
     }
 
 
+def has_mechanisms(caps: dict[str, int]) -> bool:
+    """Whether it is R^3 that was rehearsed."""
+    return "replayed" in caps
+
+
 def prediction(config: DictConfig, course: Course, seconds: Seconds) -> dict:
     """What the whole run will take."""
     gpus = 0 if is_cpu(config) else config.trainer.n_gpus_per_node * config.trainer.nnodes
-    total = predict.run_seconds(course, seconds)
+    total, of_grpo = predict.run_seconds(course, seconds), predict.grpo_seconds(course, seconds)
     return {
         "steps": course.steps,
         "validations": course.validations,
         "checkpoints": course.checkpoints,
         "seconds": round(total, 1),
         "seconds_if_every_step_is_the_worst": round(predict.worst_seconds(course, seconds), 1),
-        "seconds_of_grpo": round(predict.grpo_seconds(course, seconds), 1),
+        "seconds_of_grpo": None if of_grpo is None else round(of_grpo, 1),
         "gpu_hours": round(total * gpus / 3600, 2),
     }
 
 
 def disk_space(config: DictConfig, course: Course, measured: Measured, facts: dict) -> dict:
-    """Bytes of the checkpoints and of the history."""
+    """Bytes of the checkpoints and of R^3's history."""
+    kept = config.trainer.max_actor_ckpt_to_keep or course.checkpoints
+    found = {"checkpoint": facts["checkpoint_bytes"], "checkpoints_kept": min(course.checkpoints, kept)}
+    if not has_mechanisms(facts["caps"]):
+        return found
     later = [measured.rows[step] for step in measured.steps(LATER)]
     tokens = sum(row["generated/tokens"] for row in later) / len(later)
     rows = sum(row["fresh/rows"] + row["reflection/rows"] for row in later) / len(later)
     of_step = tokens * history_token_bytes(measured)
-    kept = config.trainer.max_actor_ckpt_to_keep or course.checkpoints
     history = predict.history_bytes(config, course.steps, facts["problems"], rows, of_step / rows)
-    return {
-        "checkpoint": facts["checkpoint_bytes"],
-        "checkpoints_kept": min(course.checkpoints, kept),
-        "history_step": round(of_step),
-        "history": round(history),
-    }
+    return found | {"history_step": round(of_step), "history": round(history)}
 
 
 def phase_peak(measured: Measured, name: str) -> dict:
@@ -167,7 +178,7 @@ def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
     data, actor = config.data, config.actor_rollout_ref.actor
     longest = data.max_prompt_length + data.max_response_length
     found = []
-    for name in ("old log-probs", UPDATE):
+    for name in TRAINS:
         before = biggest(measured.before(WORST, name), config)
         peak = biggest(measured.peak(WORST, name), config)
         if peak > budget and actor.use_dynamic_bsz:
@@ -196,8 +207,10 @@ def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
 
 
 def failure_advice(config: DictConfig, failed: dict) -> list[str]:
-    """What to change after a rehearsal that ran out of memory or lost a process."""
+    """What to change after a rehearsal that ran out of memory or lost a process; of any other error, where to look."""
     died = failed["error"] == SILENT or "ActorDied" in failed["error"]
+    if not (died or failed["out_of_memory"]):
+        return [READ]
     return ([KILLED] if died else []) + settings_advice(config, failed)
 
 
@@ -205,9 +218,9 @@ def settings_advice(config: DictConfig, failed: dict) -> list[str]:
     """The setting that holds the memory of the phase that failed."""
     data, actor = config.data, config.actor_rollout_ref.actor
     longest = data.max_prompt_length + data.max_response_length
-    if not failed["out_of_memory"] and failed["phase"] not in ("old log-probs", "reference", UPDATE, ROLLOUT):
-        return ["read run.log from the line of the first error on; r3 doctor checks what can be checked before"]
-    if failed["phase"] in ("old log-probs", "reference", UPDATE):
+    if not failed["out_of_memory"] and failed["phase"] not in (*TRAINS, ROLLOUT):
+        return [READ]
+    if failed["phase"] in TRAINS:
         half = max(longest, actor.ppo_max_token_len_per_gpu // 2)
         if half < actor.ppo_max_token_len_per_gpu:
             return [f"{TOKENS}={half}, half of now, and rehearse again"]
@@ -217,114 +230,6 @@ def settings_advice(config: DictConfig, failed: dict) -> list[str]:
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization
     share += 0.1 if TOO_SMALL_A_SHARE in failed["error"] else -0.1
     return [f"{UTILIZATION}={min(0.95, max(0.1, share)):.2f}, and rehearse again"]
-
-
-def duration(seconds: float) -> str:
-    """3725: 1 h 2 min. 59.4: 59 s."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    hours, rest = divmod(round(seconds), 3600)
-    if hours < 48:
-        return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
-    return f"{hours / 24:.1f} days"
-
-
-def gib_of(peak: dict) -> str:
-    """`5.2`, and behind it what each GPU took."""
-    gpus = " ".join(f"{gib:.1f}" for gib in peak.get("gpus", ()))
-    return (f"{peak['main']:.2f}" if peak else "-") + (f" / {gpus}" if gpus else "")
-
-
-def markdown(report: dict) -> str:
-    """The report for people."""
-    lines = ["# Rehearsal", ""]
-    if failed := report.get("failure"):
-        where = f"step {failed['step']} ({TITLES.get(failed['kind'], failed['kind'])}), " if failed["kind"] else ""
-        lines += [f"**Failed in: {where}{failed['phase']}.** {failed['error']}", ""]
-        lines += [f"Memory until then: {gib_of(failed['peak'])} GiB (main memory / each GPU)."]
-        return "\n".join([*lines, "", "To change:", "", *(f"- {line}" for line in report["advice"])]) + "\n"
-    sizes, predicted, disk = report["memory"], report["prediction"], report["disk"]
-    verdict = "fits" if report["fits"] else "DOES NOT FIT"
-    lines += [
-        f"**The worst step {verdict}: {sizes['worst']:.2f} GiB of {sizes['budget']:.2f}**; typical steps take "
-        f"{sizes['typical']:.2f} ({'main memory of all processes' if not sizes['per_gpu'] else 'the fullest GPU'}).",
-        "",
-    ]
-    if report["advice"]:
-        lines += ["To change:", "", *(f"- {line}" for line in report["advice"]), ""]
-    lines += [
-        f"**{predicted['steps']} steps will take {duration(predicted['seconds'])}**, "
-        f"{duration(predicted['seconds_if_every_step_is_the_worst'])} if every step were the worst one"
-        + (f"; {predicted['gpu_hours']:,} GPU hours" if predicted["gpu_hours"] else "")
-        + f". {predicted['validations']} validations and {predicted['checkpoints']} checkpoints are in it. Responses "
-        "are those of the model as it is now: training may make them longer.",
-        "",
-        f"R^3 over GRPO: a later step takes {report['step_seconds'][LATER]:.2f} s, one of GRPO on the same problems "
-        f"{report['step_seconds'][GRPO]:.2f} s; the whole run of GRPO {duration(predicted['seconds_of_grpo'])}.",
-        "",
-        *phase_table(report),
-        "",
-        *worst_case(report["worst_case"]),
-        "",
-        f"Disk: {human(disk['checkpoint'])} per checkpoint, {disk['checkpoints_kept']} kept; history "
-        f"{human(disk['history_step'])} per step, at most {human(disk['history'])} in all.",
-    ]
-    if sized := report["sizing"]:
-        lines += [
-            "",
-            "Computed (`python -m r3_ext.settings.sizing`), GiB: " + ", ".join(f"{k} {v}" for k, v in sized.items()),
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def phase_table(report: dict) -> list[str]:
-    """A line per phase: seconds and tokens/s of each kind of step, memory of the later and the worst ones."""
-    kinds = list(TITLES)
-    head = ["phase", *(f"{TITLES[kind]}: s" for kind in kinds), "tokens/s", "worst tokens/s", "GiB", "worst GiB"]
-    table = [head]
-    for name in PHASES:
-        cells = {kind: report["phases"][kind].get(name) for kind in kinds}
-        if not any(cells.values()):
-            continue
-        rates = [
-            f"{cell['tokens'] / cell['seconds']:,.0f}" if cell and name in (ROLLOUT, "old log-probs", UPDATE) else "-"
-            for cell in (cells[LATER], cells[WORST])
-        ]
-        peaks = [gib_of(cell["memory"]) if cell else "-" for cell in (cells[LATER], cells[WORST])]
-        seconds = [f"{cell['seconds']:.2f}" if cell else "-" for cell in cells.values()]
-        table.append([name, *seconds, *rates, *peaks])
-    whole = [f"{report['step_seconds'][kind]:.2f}" for kind in kinds]
-    table.append(["**step**", *whole, "-", "-", "-", "-"])
-    for name in ("start", "validation", "checkpoint"):
-        cell = report[name]
-        table.append([name, f"{cell['seconds']:.2f}", *["-"] * 5, gib_of(cell["memory"]), "-"])
-    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
-    text = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in table
-    ]
-    return [text[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *text[1:]]
-
-
-def worst_case(worst: dict) -> list[str]:
-    """What the workers received of the worst step, beside what the settings allow."""
-    got, caps = worst["received"], worst["caps"]
-    pairs = {
-        "rows of plain and reflection prompts": (got["fresh"], caps["fresh"] + caps["reflection"] * worst["n"]),
-        "reflection prompts": (int(worst["reflection_prompts"]), caps["reflection"]),
-        "replayed rows": (got["replayed"], caps["replayed"]),
-        "ranked groups": (got["ranked_groups"], caps["ranked"]),
-    }
-    told = ", ".join(f"{have} of {most} {name}" for name, (have, most) in pairs.items())
-    limits = (
-        f"responses of {' to '.join(map(str, sorted({*got['fresh_tokens'][:1], *got['fresh_tokens'][-1:]})))} tokens "
-        f"(limit {worst['response_limit']}), plain prompts of {worst['shortest_prompt']:.0f} to "
-        f"{worst['longest_prompt']:.0f} (limit {worst['prompt_limit']}; those to be reflected on leave room for it)"
-    )
-    lines = [f"Worst step, as the workers received it: {told}; {limits}."]
-    short = [name for name, (have, most) in pairs.items() if have < most]
-    if short:
-        lines.append(f"Below the caps: {', '.join(short)}. The real worst case may take more than was measured.")
-    return lines
 
 
 def sized(plan: sizing.Plan | None) -> dict:

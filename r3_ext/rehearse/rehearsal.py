@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from importlib import import_module
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,13 +13,15 @@ from rich.console import Console
 
 from r3_ext.doctor import command as doctor
 from r3_ext.doctor.finding import is_cpu
-from r3_ext.doctor.model_files import model_architecture, tokenizer_of
+from r3_ext.doctor.model_files import model_architecture
 from r3_ext.host.hardware import list_gpus, main_memory
 from r3_ext.host.units import GIB
-from r3_ext.r3.rehearse import predict, report, steps, weights
-from r3_ext.r3.rehearse.measured import Measured
+from r3_ext.recipes import Recipe, recipe_of, recipe_of_config
 from r3_ext.record.folder import STOPPED, held
 from r3_ext.record.memory import CLOSE_S
+from r3_ext.rehearse import predict, report, text, weights
+from r3_ext.rehearse.measured import Measured
+from r3_ext.rehearse.steps import STEPS, Plan
 from r3_ext.run import command as launch
 from r3_ext.run.start import Start
 from r3_ext.run.train import command_of, run, run_overrides
@@ -26,12 +29,9 @@ from r3_ext.settings import sizing
 from r3_ext.settings.compose import compose_config, quoted
 from r3_ext.settings.prepare import MODEL, override
 from recipe.common.config.verl_rules import ENVIRONMENT, MODULES
-from recipe.r3.config.r3_config import R3Config
-from recipe.r3.config.r3_rules import validate_r3_config
 
 ENTRY = "verl.trainer.main_ppo"
-"""recipe.r3.main_r3 without its check, which takes the trainer mode `r3` only."""
-TRAINER = "r3_ext.r3.rehearse.trainer"
+"""A recipe's own without its check, which takes its own trainer modes only."""
 
 
 def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, console: Console, say) -> int:
@@ -53,29 +53,32 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
 
     if not doctor.report(doctor.diagnose(config)):
         return 1
-    r3 = validate_r3_config(config)
     start.folder.mkdir(parents=True, exist_ok=True)
     repeat = own.repeat or (3 if is_cpu(config) else 1)
-    kinds = steps.kinds_of(repeat, r3)
     with held(start.folder) as lock:
-        say(f"{len(kinds)} steps: {', '.join(kinds)}")
-        problems = prepare(config, r3, start.folder, repeat)
-        overrides = [*overrides, *rehearsal_overrides(config, start.folder, places, kinds)]
+        planned = plan_of(recipe_of(start.method), config, start.folder, repeat)
+        say(f"{len(planned.kinds)} steps: {', '.join(planned.kinds)}")
+        overrides = [*overrides, *rehearsal_overrides(config, start.folder, places, planned)]
         rehearsed = compose_config(overrides)
         command = command_of(start, overrides, rehearsed, python, ENTRY)
         code, _ = run(start, -1, rehearsed, command, console, lock, CLOSE_S)
         if code in (130, STOPPED):
             return code
         measured = Measured.read(start.folder, began, time.time())
-        sizes = {"problems": problems, "budget": budget, "sizing": report.sized(plan)}
-        facts = sizes | {"caps": steps.Caps.of(config, r3)} | left_behind(start.folder)
+        sizes = {"problems": planned.problems, "budget": budget, "sizing": report.sized(plan)}
+        facts = sizes | {"caps": planned.caps} | left_behind(start.folder)
         found = outcome(config, measured, facts, code, start.folder)
         (start.folder / "rehearsal.json").write_text(json.dumps(found, indent=2) + "\n")
-        text = report.markdown(found)
-        (start.folder / "rehearsal.md").write_text(text)
-    say(text)
+        told = text.markdown(found)
+        (start.folder / "rehearsal.md").write_text(told)
+    say(told)
     say(f"report: {os.path.relpath(start.folder / 'rehearsal.md')}, and rehearsal.json beside it")
     return code or (0 if found["fits"] else 1)
+
+
+def plan_of(recipe: Recipe, config: DictConfig, folder: Path, repeat: int) -> Plan:
+    """What is rehearsed of a recipe, `repeat` typical steps of each kind; its rows are written into the folder."""
+    return import_module(f"{recipe.rehearsal}.plan").prepare(config, folder, repeat)
 
 
 def left_behind(folder: Path) -> dict:
@@ -116,39 +119,20 @@ def refuse(config: DictConfig, plan: sizing.Plan, architecture: sizing.Architect
     return 1
 
 
-def prepare(config: DictConfig, r3: R3Config, folder: Path, repeat: int) -> int:
-    """Write the rows of all steps, and the history of the worst one; returns the number of problems of the run."""
-    tokenizer = tokenizer_of(config)
-    kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
-
-    def count(messages: list[dict]) -> int:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
-        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    data = steps.Data(config, r3, count, repeat)
-    reflected, others, cut_off = data.worst()
-    held = data.worst(steps.HELD)[:2] if steps.holds(r3) else ()
-    data.write(folder / "steps.parquet", steps.batches_of(repeat), *held, reflected, others)
-    texts = [row[config.data.prompt_key][-1]["content"] for row in data.rows]
-    vocabulary = sorted({token for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] for token in ids})
-    names = [[data.query_id(row) for row in rows] for rows in (reflected, others)]
-    history = folder / "history.sqlite"
-    steps.plant(str(history), config, r3, *names, cut_off, vocabulary)
-    most = config.data.get("train_max_samples", -1)
-    return min(len(data.table), most) if most > 0 else len(data.table)
-
-
-def rehearsal_overrides(config: DictConfig, folder: Path, places: list[str], kinds: list[str]) -> list[str]:
+def rehearsal_overrides(config: DictConfig, folder: Path, places: list[str], planned: Plan) -> list[str]:
     """What makes the training command the rehearsal's: after everything else, so that it holds."""
-    modules = OmegaConf.select(config, MODULES)
+    modules, recipe = OmegaConf.select(config, MODULES), recipe_of_config(config)
+    kinds = planned.kinds
     last = len(kinds) - 1
     return [
         *places,
-        f"{MODULES}={quoted(f'{modules},{TRAINER}')}",
+        f"{MODULES}={quoted(f'{modules},{recipe.rehearsal}.trainer')}",
+        *planned.overrides,
         "trainer.v1.trainer_mode=rehearse",
+        f"+rehearse.recipe={recipe.name}",
         f"+rehearse.kinds=[{','.join(kinds)}]",
         f"+rehearse.folder={quoted(folder)}",
-        f"data.train_files={quoted(folder / 'steps.parquet')}",
+        f"data.train_files={quoted(folder / STEPS)}",
         "data.train_max_samples=-1",
         "data.shuffle=False",
         f"trainer.total_training_steps={len(kinds)}",

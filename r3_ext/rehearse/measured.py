@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from r3_ext.r3.rehearse.predict import Seconds
-from r3_ext.r3.rehearse.steps import FIRST, GRPO, LATER, PHASES, WARM_UP, WORST
 from r3_ext.record import memory
 from r3_ext.record.summary import read_metrics, read_rows
+from r3_ext.rehearse.predict import Seconds
+from r3_ext.rehearse.steps import FIRST, GRPO, LATER, PHASES, WARM_UP, WORST
 from recipe.common.rows import TrainedUid
 
 START, END, ROLLOUT, UPDATE = "start", "end", "rollout", "update"
@@ -98,9 +98,9 @@ class Measured:
         return Seconds(
             start=first_step - self.began + max(0.0, self.step_seconds(WARM_UP) - typical),
             first=typical,
-            later=self.step_seconds(LATER),
+            later=self.step_seconds(LATER) if self.steps(LATER) else typical,
             worst=self.step_seconds(WORST),
-            grpo=self.step_seconds(GRPO),
+            grpo=self.step_seconds(GRPO) if self.steps(GRPO) else None,
             validation=self.phase_seconds(VALIDATION),
             checkpoint=self.phase_seconds(CHECKPOINT),
             end=self.phase_seconds(END),

@@ -50,7 +50,8 @@ class Seconds:
     first: float
     later: float
     worst: float
-    grpo: float
+    grpo: float | None
+    """None where nothing was rehearsed beside it."""
     validation: float
     checkpoint: float
     end: float
@@ -68,9 +69,9 @@ def worst_seconds(course: Course, seconds: Seconds) -> float:
     return course.steps * seconds.worst + around_steps(course, seconds)
 
 
-def grpo_seconds(course: Course, seconds: Seconds) -> float:
-    """The same steps of verl's GRPO."""
-    return course.steps * seconds.grpo + around_steps(course, seconds)
+def grpo_seconds(course: Course, seconds: Seconds) -> float | None:
+    """The same steps of verl's GRPO, if they were rehearsed."""
+    return None if seconds.grpo is None else course.steps * seconds.grpo + around_steps(course, seconds)
 
 
 def around_steps(course: Course, seconds: Seconds) -> float:

@@ -5,9 +5,9 @@
     r3 rehearse --memory 60                            against 60 GiB per GPU (without GPUs: of main memory)
 
 A few typical steps and the worst one go through the real trainer: every prompt and response of that one is at its
-limit, and all mechanisms are at their caps. Told are memory, seconds and tokens/s of each phase, what R^3 costs over
-GRPO, disk, how long the whole run takes, and what to change where it does not fit. All other options and overrides are
-those of `r3 run`. Exits 1 when the run fails or does not fit.
+limit, R^3's mechanisms are at their caps, and sessions have all turns that they may. Told are memory, seconds and
+tokens/s of each phase, what R^3 costs over GRPO, disk, how long the whole run takes, and what to change where it does
+not fit. All other options and overrides are those of `r3 run`. Exits 1 when the run fails or does not fit.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from rich.console import Console
 
 from r3_ext.host import cluster
-from r3_ext.recipes import BASELINE, R3, recipe_of
+from r3_ext.recipes import recipe_of
 from r3_ext.run import command as launch
 from r3_ext.run.environment import replace_read_only_home
 from r3_ext.run.start import Start, settle
@@ -46,14 +46,10 @@ def check(own: argparse.Namespace, start: Start) -> None:
     for name in ("repeat", "memory"):
         if (value := getattr(own, name)) is not None and not value > 0:
             raise ValueError(f"--{name} must be more than 0, got {value:g}")
-    if start.method not in R3.methods:
-        recipe = recipe_of(start.method)
-        if recipe is BASELINE:
-            raise ValueError(f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them")
-        what = "answers of one turn are rehearsed, not sessions" if recipe.world else "R^3's steps are rehearsed"
+    if recipe_of(start.method).rehearsal is None:
         raise ValueError(
-            f"--method {start.method}: {what}; train a few steps instead, `r3 run --method {start.method} "
-            "trainer.total_training_steps=3 trainer.test_freq=-1`: its report has memory and seconds of each step"
+            f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them; of sessions hgpo "
+            "and gigpo, of methods with a critic rrl and ppo"
         )
     if start.mode != SYNC:
         raise ValueError(f"--mode {start.mode}: rehearsed is the synchronous mode, whose phases come one by one")
@@ -83,7 +79,7 @@ def main(argv: list[str]) -> int:
         if start.profile == EMBEDDED:
             replace_read_only_home(start.cache, say)
         with interpreter(start.profile, start.overrides, say) as python:
-            from r3_ext.r3.rehearse.rehearsal import rehearse  # imports verl, and Ray, which must not be there before
+            from r3_ext.rehearse.rehearsal import rehearse  # imports verl, and Ray, which must not be there before
 
             return rehearse(own, start, python, began, console, say)
     except (ValueError, OSError) as error:

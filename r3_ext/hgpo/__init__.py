@@ -1,0 +1,1 @@
+"""Tools for methods on sessions alone."""

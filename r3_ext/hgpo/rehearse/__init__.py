@@ -1,0 +1,1 @@
+"""What is rehearsed of methods on sessions."""

@@ -1,0 +1,1 @@
+"""What is rehearsed of RRL-style replay."""
