@@ -13,7 +13,7 @@ generated tokens. Cells that are complete are skipped, one that SIGTERM ended go
 others start anew: call it again after an interruption.
 OUT/curves.csv and ledger.csv are the record of the complete ones: their run folders may be deleted, or the two files
 and study.json taken to another machine to go on there. A plan has both in OUT, too, for all of its experiments: from
-them alone --summarise makes tables, figures and verdicts again.
+them alone --summarise makes tables, figures and verdicts again, and without it the cells that they lack are trained.
 Everything after the options is a hydra override for every cell.
 """
 
@@ -119,6 +119,8 @@ def main(argv: list[str]) -> int:
             for study in studies:
                 try:
                     begin(study, profile, design)
+                    if design:
+                        record.lay(args.out, study.out.name)
                 except ValueError as error:
                     failed.append(f"{study.out.name}, {error}")
                     continue

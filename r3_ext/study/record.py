@@ -140,15 +140,21 @@ def unpack(out: Path, budgets: dict[str, int], plan: str) -> None:
     Args:
         budgets: tokens by folder. plan: name of the file in which a folder keeps its budget.
     """
-    curves, ledger = read_curves(out), read_ledger(out)
+    recorded = {arm.rpartition("/")[0] for arm in read_curves(out)}
     for folder, tokens in budgets.items():
-        own = {arm: cells for arm, cells in curves.items() if arm.rpartition("/")[0] == folder}
-        if own and not (out / folder).exists():
+        if folder in recorded and not (out / folder).exists():
             (out / folder).mkdir()
             (out / folder / plan).write_text(json.dumps({"tokens": tokens}) + "\n")
-            names = {arm: arm.rpartition("/")[2] for arm in own}
-            rows = {name: ledger[arm] for arm, name in names.items() if arm in ledger}
-            write(out / folder, {name: curves[arm] for arm, name in names.items()}, rows, tuple(names.values()))
+            lay(out, folder)
+
+
+def lay(out: Path, folder: str) -> None:
+    """Lay what the record of a plan has of an experiment into OUT/FOLDER, which has none of its own yet."""
+    curves, ledger = read_curves(out), read_ledger(out)
+    names = {arm: arm.rpartition("/")[2] for arm in curves if arm.rpartition("/")[0] == folder}
+    if names and not (out / folder / CURVES).exists():
+        rows = {name: ledger[arm] for arm, name in names.items() if arm in ledger}
+        write(out / folder, {name: curves[arm] for arm, name in names.items()}, rows, tuple(names.values()))
 
 
 def write(out: Path, curves: Curves, ledger: Ledger, order: tuple[str, ...]) -> None:

@@ -1,12 +1,13 @@
 """The record of a study's plan: what is committed gives the verdicts that are committed, and a plan has one for all."""
 
 import shutil
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from r3_ext.settings.compose import ROOT
-from r3_ext.study import arms, command, record
+from r3_ext.study import arms, cells, command, record
 from r3_ext.study.design import read_design
 from r3_ext.study.plan import PLAN, read_plan
 
@@ -47,6 +48,27 @@ def test_the_record_of_a_plan_is_that_of_its_experiments_and_back(tmp_path):
     record.unpack(tmp_path, {"main": 100, "absent": 100}, PLAN)
     assert [(tmp_path / "main" / name).read_text() for name in (record.CURVES, record.LEDGER)] == before
     assert read_plan(tmp_path / "main")["tokens"] == 100 and not (tmp_path / "absent").exists()
+
+
+def test_a_plan_goes_on_elsewhere_from_its_record_alone(tmp_path, monkeypatch, capsys):
+    """From a committed record, say: what it has is not trained again, and what is trained joins it."""
+    out, plan, trained = tmp_path / "out", PLANS / "hgpo_worlds.yaml", []
+    curve, counts = (np.array([0.0, 9000.0]), np.array([0.2, 0.5])), dict.fromkeys(record.COUNTS, 2)
+    known = {f"main/{arm}": {11: curve} for arm in ("hgpo", "gigpo", "grpo_sessions")}
+    out.mkdir()
+    record.write(out, known, {arm: {11: counts | {record.COMMIT: "abc"}} for arm in known}, tuple(known))
+
+    def train(args, profile, arm, seed):
+        trained.append((arm, seed))
+        return ["true"]
+
+    monkeypatch.setattr(cells, "shared_interpreter", lambda profile: nullcontext(("env", None)))
+    monkeypatch.setattr(cells, "cell_command", train)
+    arguments = ["--plan", str(plan), "--out", str(out), "--seeds", "11", "12", "--profile", "embedded"]
+    assert command.main(arguments) == 1, "a cell of nothing is not complete"
+    assert trained == [("hgpo", 12), ("gigpo", 12), ("grpo_sessions", 12)]
+    assert record.read_curves(out).keys() == known.keys() and record.read_curves(out / "main")["hgpo"].keys() == {11}
+    assert read_plan(out / "main")["profile"] == "embedded", "cells of other settings are refused"
 
 
 def test_a_plan_does_not_take_the_folder_of_a_study_without_one(tmp_path, capsys):
