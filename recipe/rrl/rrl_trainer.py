@@ -48,6 +48,7 @@ from recipe.rrl.alarms import WARN_AFTER_STEPS, Comparison
 from recipe.rrl.collect import states_of
 from recipe.rrl.config.rrl_config import describe
 from recipe.rrl.config.rrl_rules import validate_rrl_config
+from recipe.rrl.data_checks import check_data
 from recipe.rrl.restarts import Restarts, due, joined
 from recipe.rrl.scoring import values_of
 from recipe.rrl.states import StateBuffer
@@ -83,6 +84,7 @@ class RRLMixin(StoredMixin, BaselineMixin):
         if self.buffer is None:
             return
         data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
+        check_data(self.train_dataset.dataframe, self.rrl.states)
         self.train_dataset.dataframe = rows = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
         kwargs = dict(data.get("apply_chat_template_kwargs") or {})
         self.prompts = Prompts(rows, data.prompt_key, self.tokenizer, kwargs, data.max_prompt_length)
@@ -92,12 +94,6 @@ class RRLMixin(StoredMixin, BaselineMixin):
         collate, agent = self.train_dataloader.collate_fn, rollout.agent.default_agent_loop
         most = self.cutter.max_length - self.cutter.room
         self.restarts = Restarts(self.rrl, self.buffer, self.train_dataset, collate, agent, data.seed, most)
-        reference, columns = self.rrl.states.reference, self.train_dataset.dataframe.column_names
-        if reference and reference not in columns:
-            raise ValueError(
-                f"algorithm.rrl.states.reference must be a column of data.train_files, which has {', '.join(columns)}, "
-                f"got {reference!r}; set algorithm.rrl.states.reference=null for none"
-            )
 
     # checkpoints
 

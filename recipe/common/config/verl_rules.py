@@ -32,6 +32,8 @@ MODULES = f"{ENVIRONMENT}.VERL_USE_EXTERNAL_MODULES"
 """Where verl is told what to import in every Ray process: trainers and agent loops are found by name there."""
 CORRECTION = "algorithm.rollout_correction"
 CALCULATE = f"{ROLLOUT}.calculate_log_probs"
+SEVERAL_TURNS = "tool_agent"
+"""The agent loop of verl's whose answers are of several turns."""
 
 
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
@@ -144,9 +146,9 @@ def one_turn(rollout: DictConfig, why: str) -> Iterator[Broken]:
     if OmegaConf.select(rollout, "multi_turn.enable"):
         key = f"{ROLLOUT}.multi_turn.enable"
         yield Broken(f"{key}: {why}", (f"{key}=False",))
-    if rollout.agent.default_agent_loop == "tool_agent":
+    if rollout.agent.default_agent_loop == SEVERAL_TURNS:
         key = f"{ROLLOUT}.agent.default_agent_loop"
-        yield Broken(f"{key}: {why}, got tool_agent", (f"{key}=single_turn_agent",))
+        yield Broken(f"{key}: {why}, got {SEVERAL_TURNS}", (f"{key}=single_turn_agent",))
 
 
 def rollout_log_probs(rollout: DictConfig, correction: DictConfig | dict) -> Iterator[Broken]:
