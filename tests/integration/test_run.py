@@ -132,6 +132,8 @@ def test_the_run_folder_holds_what_the_readme_promises(full):
     assert {"config.yaml", "environment.json", "metrics.jsonl", "summary.json", "history.sqlite", "run.log"} <= names
     assert list((full.folder / "tensorboard").iterdir()) and (full.folder / "checkpoints" / "global_step_5").is_dir()
     assert json.loads((full.folder / "environment.json").read_text())["versions"]["verl"] == "0.9.1"
+    log = (full.folder / "run.log").read_text(errors="replace")
+    assert re.search(r"INFO:.*R\^3: ", log), "what is on is told among verl's own lines"
     # A path is printed in one piece, however long it is, so that it can be copied.
     lines = [line for line in full.output.splitlines() if full.folder.parents[2].name not in line]
     assert max(map(len, lines)) <= 120 and any(line.startswith("step    5") for line in lines)

@@ -64,6 +64,7 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
     """Methods of verl that the trainer extends, besides those of all."""
 
     def __init__(self, config: DictConfig):
+        speak_beside_verl()
         check_hooks({**TRAINER_HOOKS, **self.HOOKS})
         if told := told_foreign(config.trainer):
             logger.warning(told)
@@ -195,6 +196,13 @@ class LedgerMixin:
         check_judged(found, self.global_steps)
         tags = [tag | own.to_tag() for tag, own in zip(kept.tags, found, strict=True)]
         return KVBatchMeta(partition_id=batch.partition_id, keys=kept.keys, tags=tags)
+
+
+def speak_beside_verl() -> None:
+    """Let lines of the recipes go where verl's own go: in the trainer's process everybody else's are warnings only."""
+    verls, own = logging.getLogger("verl"), logging.getLogger(__name__.partition(".")[0])
+    if verls.handlers:
+        own.handlers, own.propagate = [*verls.handlers], verls.propagate
 
 
 def rows_to_judge(dataset) -> list[dict]:
