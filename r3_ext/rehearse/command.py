@@ -60,8 +60,9 @@ def check(own: argparse.Namespace, start: Start) -> None:
             f"{cluster.ADDRESS} is set, and memory is measured on this machine only: unset it and rehearse one of the "
             "nodes by itself, with trainer.nnodes=1"
         )
-    if start.options["until_tokens"]:
-        raise ValueError("--until-tokens is not known in steps: leave it out, or set trainer.total_training_steps")
+    for name in ("tokens", "turns"):
+        if start.options[f"until_{name}"]:
+            raise ValueError(f"--until-{name} is not known in steps: leave it out, or set trainer.total_training_steps")
 
 
 def main(argv: list[str]) -> int:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from r3_ext.doctor.finding import is_cpu
 from r3_ext.record import memory
 from r3_ext.record.failure import errors
 from r3_ext.rehearse import predict
 from r3_ext.rehearse.measured import CHECKPOINT, ROLLOUT, START, UPDATE, VALIDATION, Measured, received
-from r3_ext.rehearse.predict import TOKENS, UTILIZATION, Course, Seconds
+from r3_ext.rehearse.predict import OFFLOAD, TOKENS, UTILIZATION, Course, Seconds
 from r3_ext.rehearse.steps import FIRST, GRPO, LATER, WORST
 from r3_ext.settings import sizing
 
@@ -21,6 +21,7 @@ OUT_OF_MEMORY = (
     "KV cache",
     "memory for the cache blocks",
     "Free memory on device",
+    "CUBLAS_STATUS_ALLOC_FAILED",
 )
 """How torch, Ray and vLLM say it."""
 TOO_SMALL_A_SHARE = "increasing `gpu_memory_utilization`"
@@ -31,12 +32,19 @@ KINDS = (FIRST, LATER, GRPO, WORST)
 KILLED = "a process that ends without an error of its own was most often killed for memory: see `dmesg`"
 READ = "read run.log from the line of the first error on; r3 doctor checks what can be checked before"
 SILENT = "a process of the run died without a word; see run.log"
-TRAINS = ("old log-probs", "reference", "values", "critic's update", UPDATE)
-"""Phases that take the tokens of a micro-batch. The critic's are the actor's where nobody says."""
+OF_ACTOR = TOKENS, OFFLOAD
+OF_CRITIC = "critic.ppo_infer_max_token_len_per_gpu", "critic.fsdp.offload_policy"
+TRAINS = {
+    **{"old log-probs": OF_ACTOR, "reference": OF_ACTOR, "values": OF_CRITIC},
+    **{"critic's update": OF_CRITIC, UPDATE: OF_ACTOR},
+}
+"""By phase that trains or reads micro-batches: the settings of their tokens, and of what lies on the CPU meanwhile."""
 PHASES = (
     *(ROLLOUT, "old log-probs", "reference", "values", "advantage", "critic's update", UPDATE),
     *("weight sync", "metrics"),
 )
+DIED = ("ActorDied", "ActorUnavailable", "WorkerCrashed", "EngineDead")
+"""How Ray and vLLM name a process that ended without an error of its own."""
 
 
 def biggest(peak: dict, config: DictConfig) -> float:
@@ -177,24 +185,24 @@ def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
         return []
     data, actor = config.data, config.actor_rollout_ref.actor
     longest = data.max_prompt_length + data.max_response_length
-    found = []
-    for name in TRAINS:
+    found: dict[tuple[str, str], list[int | None]] = {}
+    for name, keys in TRAINS.items():
         before = biggest(measured.before(WORST, name), config)
         peak = biggest(measured.peak(WORST, name), config)
         if peak > budget and actor.use_dynamic_bsz:
             aim = (1 - MARGIN) * budget
-            tokens = predict.tokens_that_fit(aim, before, peak, actor.ppo_max_token_len_per_gpu, longest)
-            found.append(tokens)
+            tokens = predict.tokens_that_fit(aim, before, peak, OmegaConf.select(config, keys[0]), longest)
+            found.setdefault(keys, []).append(tokens)
     lines = []
-    if found:
-        if None in found:
+    for (tokens_key, offload), fitting in found.items():
+        if None in fitting:
             lines.append(
                 f"no micro-batch of a whole row ({longest} tokens) fits beside what the other processes hold: "
-                f"{'give the run more main memory' if is_cpu(config) else predict.OFFLOAD + '=True'}, or shorten "
+                f"{'give the run more main memory' if is_cpu(config) else offload + '=True'}, or shorten "
                 "data.max_response_length or data.max_prompt_length"
             )
         else:
-            lines.append(f"{TOKENS}={min(found)}")
+            lines.append(f"{tokens_key}={min(fitting)}")
     rollout = biggest(measured.peak(WORST, ROLLOUT), config)
     if rollout > budget:
         share = config.actor_rollout_ref.rollout.gpu_memory_utilization
@@ -208,7 +216,7 @@ def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
 
 def failure_advice(config: DictConfig, failed: dict) -> list[str]:
     """What to change after a rehearsal that ran out of memory or lost a process; of any other error, where to look."""
-    died = failed["error"] == SILENT or "ActorDied" in failed["error"]
+    died = failed["error"] == SILENT or any(word in failed["error"] for word in DIED)
     if not (died or failed["out_of_memory"]):
         return [READ]
     return ([KILLED] if died else []) + settings_advice(config, failed)
@@ -216,15 +224,16 @@ def failure_advice(config: DictConfig, failed: dict) -> list[str]:
 
 def settings_advice(config: DictConfig, failed: dict) -> list[str]:
     """The setting that holds the memory of the phase that failed."""
-    data, actor = config.data, config.actor_rollout_ref.actor
-    longest = data.max_prompt_length + data.max_response_length
+    longest = config.data.max_prompt_length + config.data.max_response_length
     if not failed["out_of_memory"] and failed["phase"] not in (*TRAINS, ROLLOUT):
         return [READ]
     if failed["phase"] in TRAINS:
-        half = max(longest, actor.ppo_max_token_len_per_gpu // 2)
-        if half < actor.ppo_max_token_len_per_gpu:
-            return [f"{TOKENS}={half}, half of now, and rehearse again"]
-        return [f"{predict.OFFLOAD}=True, or shorter data.max_response_length: the micro-batch holds one row already"]
+        tokens_key, offload = TRAINS[failed["phase"]]
+        tokens = OmegaConf.select(config, tokens_key)
+        half = max(longest, tokens // 2)
+        if half < tokens:
+            return [f"{tokens_key}={half}, half of now, and rehearse again"]
+        return [f"{offload}=True, or shorter data.max_response_length: the micro-batch holds one row already"]
     if is_cpu(config):
         return ["a smaller actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes, or more main memory"]
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization

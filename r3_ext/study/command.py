@@ -119,8 +119,8 @@ def main(argv: list[str]) -> int:
             for study in studies:
                 try:
                     begin(study, profile, design)
-                    if design:
-                        record.lay(args.out, study.out.name)
+                    if design and (taken := record.lay(args.out, study.out.name)):
+                        say(f"{study.out.name}: {taken} cells are taken from {args.out / record.CURVES}")
                 except ValueError as error:
                     failed.append(f"{study.out.name}, {error}")
                     continue
@@ -148,7 +148,7 @@ def follow(args: argparse.Namespace, design: Design) -> list[argparse.Namespace]
     """`studies_of` the plan, which is kept beside the cells that follow it.
 
     Raises:
-        ValueError: the cells there follow another plan, or none.
+        ValueError: the cells there follow another plan, or none, or are a record of nobody knows which.
     """
     out, plan = args.out, args.plan
     kept = out / KEPT
@@ -156,6 +156,8 @@ def follow(args: argparse.Namespace, design: Design) -> list[argparse.Namespace]
         raise ValueError(f"{out} holds a study without a plan; take another --out")
     if kept.exists() and kept.read_bytes() != plan.read_bytes():
         raise ValueError(f"{out} follows another plan than {plan}, its own is {kept}: take that one, or another --out")
+    if (out / record.CURVES).exists() and not kept.exists():
+        raise ValueError(f"{out / record.CURVES} is a record without its plan: put its {KEPT} beside it")
     if args.summarise:
         record.unpack(out, design.budgets, PLAN)
     studies = studies_of(args, design)

@@ -148,13 +148,15 @@ def unpack(out: Path, budgets: dict[str, int], plan: str) -> None:
             lay(out, folder)
 
 
-def lay(out: Path, folder: str) -> None:
-    """Lay what the record of a plan has of an experiment into OUT/FOLDER, which has none of its own yet."""
+def lay(out: Path, folder: str) -> int:
+    """Lay the cells of an experiment in the record of a plan into OUT/FOLDER, if that has none; returns how many."""
     curves, ledger = read_curves(out), read_ledger(out)
     names = {arm: arm.rpartition("/")[2] for arm in curves if arm.rpartition("/")[0] == folder}
-    if names and not (out / folder / CURVES).exists():
-        rows = {name: ledger[arm] for arm, name in names.items() if arm in ledger}
-        write(out / folder, {name: curves[arm] for arm, name in names.items()}, rows, tuple(names.values()))
+    if not names or (out / folder / CURVES).exists():
+        return 0
+    rows = {name: ledger[arm] for arm, name in names.items() if arm in ledger}
+    write(out / folder, {name: curves[arm] for arm, name in names.items()}, rows, tuple(names.values()))
+    return sum(len(curves[arm]) for arm in names)
 
 
 def write(out: Path, curves: Curves, ledger: Ledger, order: tuple[str, ...]) -> None:

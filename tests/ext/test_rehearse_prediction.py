@@ -114,6 +114,7 @@ def test_phases_have_their_own_seconds_and_peaks(folder):
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 23.2 GiB.", True),
         ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("ValueError: something else", False),
     ],
 )
@@ -129,12 +130,29 @@ def test_a_failure_names_its_phase_and_a_change_where_it_was_memory(folder, text
     assert "Failed in: step 2 (worst case), update." in told and advice[0] in told
 
 
-def test_a_worker_that_was_killed_is_told_as_such(folder):
-    text = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+        "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task.",
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    ],
+)
+def test_a_worker_that_was_killed_is_told_as_such(folder, text):
     (folder / "run.log").write_text(text + "\n")
     failed = report.failure(Measured.read(folder, -3, 33), folder / "run.log")
     killed, change = report.failure_advice(embedded()[0], failed)
     assert killed == report.KILLED and change.startswith(f"{predict.TOKENS}=8192")
+
+
+@pytest.mark.parametrize("phase", ["values", "critic's update"])
+def test_the_critics_memory_is_advised_by_the_critics_own_settings(phase):
+    config = compose_config(["+profile=embedded", "+method=ppo", "critic.ppo_infer_max_token_len_per_gpu=4096"])
+    failed = {"phase": phase, "out_of_memory": True, "error": "CUDA out of memory"}
+    told = report.failure_advice(config, failed)
+    assert told == ["critic.ppo_infer_max_token_len_per_gpu=2048, half of now, and rehearse again"]
+    config.critic.ppo_infer_max_token_len_per_gpu = 576
+    assert report.failure_advice(config, failed)[0].startswith("critic.fsdp.offload_policy=True, or shorter")
 
 
 def test_vllm_says_whether_its_share_is_too_small_or_too_large():

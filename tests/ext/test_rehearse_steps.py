@@ -23,7 +23,7 @@ from r3_ext.settings import sizing
 from r3_ext.settings.compose import compose_config
 from r3_ext.tiny.tiny_model import train_tokenizer
 from recipe.common.modes import SYNC
-from recipe.hgpo.environments.base import adapter
+from recipe.hgpo.environments.base import STATE_KEYS, adapter, state_key
 from recipe.hgpo.prompts import prompt_text
 from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import History
@@ -205,7 +205,10 @@ def test_the_worst_step_of_one_turn_has_prompts_at_their_limit_and_no_restarts(t
     config = compose_config(["+profile=embedded", "+method=rrl", f"data.train_files={rows}"])
     found = of_rrl.prepare(config, tmp_path, 2)
     assert found == steps.Plan(
-        ["warm-up", "first", "first", "worst"], 40, {"fresh": 64}, ("algorithm.rrl.restarts.share=0",)
+        ["warm-up", "first", "first", "worst"],
+        40,
+        {"fresh": 64},
+        ("algorithm.rrl.restarts.share=0", "trainer.critic_warmup=0"),
     )
     data, written = steps.Data(config, 2), parquet.read_table(tmp_path / steps.STEPS).to_pylist()
     assert len(written) == 4 * 16
@@ -213,6 +216,9 @@ def test_the_worst_step_of_one_turn_has_prompts_at_their_limit_and_no_restarts(t
     assert max(data.count(row["prompt"]) for row in written[:-16]) < 100
     config.data.train_max_samples = 30
     assert data.problems == 30, "of the run, and its epochs have so many"
+    config.algorithm.rrl.states.reference = "solutions"
+    with pytest.raises(ValueError, match="states.reference must be a column"):  # what the run would not take
+        of_rrl.prepare(config, tmp_path, 2)
 
 
 def test_the_worst_step_of_sessions_plays_a_world_without_an_end(tmp_path, tokenizer, monkeypatch):
@@ -230,12 +236,16 @@ def test_the_worst_step_of_sessions_plays_a_world_without_an_end(tmp_path, token
     data = steps.Data(config, 1)
     for task in tasks[-8:]:
         world = adapter(task["world"])(task)
-        seen = world.reset()
-        text = prompt_text("Play.", (), seen.text, seen.commands)
+        played = [world.step("walk on") for _ in range(99)]
+        assert not any(step.done or step.won or step.reward for step in played)
+        seen = [world.reset(), *(step.observation for step in played)]
         longest = config.data.max_prompt_length
-        assert longest - 16 <= data.count([{"role": "user", "content": text}]) <= longest
-        steps_of_it = [world.step("walk on") for _ in range(20)]
-        assert all(step.observation == seen and not step.done for step in steps_of_it)
+        for shown in seen:
+            text = prompt_text("Play.", (), shown.text, shown.commands)
+            assert longest - 32 <= data.count([{"role": "user", "content": text}]) <= longest
+        assert all(len({state_key(shown, kind) for shown in seen}) == 100 for kind in STATE_KEYS)
+        other = adapter(task["world"])(task)
+        assert other.reset() == seen[0] and other.step("walk on").observation.text != seen[1].text
 
 
 @pytest.mark.parametrize("name", ["r3", "hgpo", "rrl"])

@@ -16,6 +16,10 @@ PLANS = ROOT / "examples" / "studies"
 PLANNED = sorted(path.stem for path in PLANS.glob("*.yaml") if (RESULTS / path.stem).exists())
 
 
+def told(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
 def straight(end):
     return np.array([0.0, 100.0]), np.array([0.2, end])
 
@@ -65,10 +69,13 @@ def test_a_plan_goes_on_elsewhere_from_its_record_alone(tmp_path, monkeypatch, c
     monkeypatch.setattr(cells, "shared_interpreter", lambda profile: nullcontext(("env", None)))
     monkeypatch.setattr(cells, "cell_command", train)
     arguments = ["--plan", str(plan), "--out", str(out), "--seeds", "11", "12", "--profile", "embedded"]
+    assert command.main(arguments) == 2
+    assert f"curves.csv is a record without its plan: put its {command.KEPT} beside it" in told(capsys)
+    shutil.copyfile(plan, out / command.KEPT)
     assert command.main(arguments) == 1, "a cell of nothing is not complete"
+    assert "main: 3 cells are taken from" in told(capsys)
     assert trained == [("hgpo", 12), ("gigpo", 12), ("grpo_sessions", 12)]
     assert record.read_curves(out).keys() == known.keys() and record.read_curves(out / "main")["hgpo"].keys() == {11}
-    assert read_plan(out / "main")["profile"] == "embedded", "cells of other settings are refused"
 
 
 def test_a_plan_does_not_take_the_folder_of_a_study_without_one(tmp_path, capsys):

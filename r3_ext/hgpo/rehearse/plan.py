@@ -9,8 +9,8 @@ from r3_ext.hgpo.rehearse.endless import COMMANDS, SHOWS, WORLD
 from r3_ext.rehearse.steps import Data, Plan, batches_of, kinds_of
 from recipe.hgpo.prompts import prompt_text
 
-SLACK = 8
-"""Tokens: the same text takes some more or fewer in another place. What is too long would be cut at every turn."""
+SLACK = 24
+"""Tokens that a prompt leaves: each turn puts its name in front. What is too long would be cut at every turn."""
 
 
 def prepare(config: DictConfig, folder: Path, repeat: int) -> Plan:
