@@ -94,14 +94,13 @@ class Data:
 
     Args:
         repeat: typical steps of each kind.
-        tokenizer: the model's, where it is known already.
 
     Raises:
         ValueError: too few of the rows have prompts within the limit.
     """
 
-    def __init__(self, config: DictConfig, repeat: int, tokenizer=None):
-        self.config, self.repeat, self.tokenizer = config, repeat, tokenizer or tokenizer_of(config)
+    def __init__(self, config: DictConfig, repeat: int):
+        self.config, self.repeat, self.tokenizer = config, repeat, tokenizer_of(config)
         self.kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
         files = config.data.train_files
         tables = [to_table(Path(file)) for file in ([files] if isinstance(files, str) else files)]

@@ -38,6 +38,11 @@ def tokenizer():
     return train_tokenizer(texts * 20, 600)
 
 
+@pytest.fixture(autouse=True)
+def model_has_it(tokenizer, monkeypatch):
+    monkeypatch.setattr(steps, "tokenizer_of", lambda config: tokenizer)
+
+
 @pytest.fixture(scope="module")
 def count(tokenizer):
     def count(messages: list[dict]) -> int:
@@ -124,7 +129,7 @@ def test_the_planner_and_the_history_find_the_worst_case(tmp_path, rows, tokeniz
         parquet.write_table(parquet.read_table(rows).drop_columns(["query_id"]), file)
     at = "algorithm.r3.reflection.when=next_visit"
     config, r3 = embedded(f"data.train_files={file}", "algorithm.r3.replay.k=2", "data.max_response_length=48", at)
-    data = steps.Data(config, 1, tokenizer)
+    data = steps.Data(config, 1)
     reflected, others, cut_off = of_r3.worst(data, r3)
     data.write(tmp_path, steps.batches_of(1, has_history=True), reflected, others)
     written = parquet.read_table(tmp_path / "steps.parquet").to_pylist()
@@ -157,7 +162,7 @@ def test_asked_sooner_no_query_of_the_worst_step_is_hard_by_its_history_and_each
     tmp_path, rows, tokenizer, when
 ):
     config, r3 = embedded(f"data.train_files={rows}", f"algorithm.r3.reflection.when={when}")
-    data = steps.Data(config, 1, tokenizer)
+    data = steps.Data(config, 1)
     reflected, others, cut_off = of_r3.worst(data, r3)
     ids = [data.query_id(row) for row in (*reflected, *others)]
     path = str(tmp_path / "history.sqlite")
@@ -175,13 +180,13 @@ def test_asked_sooner_no_query_of_the_worst_step_is_hard_by_its_history_and_each
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_the_held_step_asks_problems_of_its_own_that_no_answer_solves(tmp_path, rows, tokenizer, with_ids):
+def test_the_held_step_asks_problems_of_its_own_that_no_answer_solves(tmp_path, rows, with_ids):
     file = rows
     if not with_ids:
         file = tmp_path / "plain.parquet"
         parquet.write_table(parquet.read_table(rows).drop_columns(["query_id"]), file)
     config, r3 = embedded(f"data.train_files={file}", "algorithm.r3.reflection.when=next_step")
-    data = steps.Data(config, 1, tokenizer)
+    data = steps.Data(config, 1)
     parts = [of_r3.worst(data, r3, kind)[:2] for kind in (steps.HELD, steps.WORST)]
     held, worst = ([data.query_id(row) for rows in part for row in rows] for part in parts)
     assert len({*held, *worst}) == 32
@@ -191,17 +196,16 @@ def test_the_held_step_asks_problems_of_its_own_that_no_answer_solves(tmp_path, 
     assert {row["reward_model"]["ground_truth"] for row in written[-32:-16]} == {of_r3.NO_ANSWER + "1"}
 
 
-def test_too_few_problems_are_told(rows, tokenizer):
+def test_too_few_problems_are_told(rows):
     config, r3 = embedded(f"data.train_files={rows}", "data.train_batch_size=64")
     with pytest.raises(ValueError, match="40 prompts .* are fewer than data.train_batch_size=64"):
-        steps.Data(config, 1, tokenizer)
+        steps.Data(config, 1)
 
 
 # other recipes
 
 
-def test_the_worst_step_of_one_turn_has_prompts_at_their_limit_and_no_restarts(tmp_path, rows, tokenizer, monkeypatch):
-    monkeypatch.setattr(steps, "tokenizer_of", lambda config: tokenizer)
+def test_the_worst_step_of_one_turn_has_prompts_at_their_limit_and_no_restarts(tmp_path, rows):
     config = compose_config(["+profile=embedded", "+method=rrl", f"data.train_files={rows}"])
     found = of_rrl.prepare(config, tmp_path, 2)
     assert found == steps.Plan(
@@ -221,8 +225,7 @@ def test_the_worst_step_of_one_turn_has_prompts_at_their_limit_and_no_restarts(t
         of_rrl.prepare(config, tmp_path, 2)
 
 
-def test_the_worst_step_of_sessions_plays_a_world_without_an_end(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(steps, "tokenizer_of", lambda config: tokenizer)
+def test_the_worst_step_of_sessions_plays_a_world_without_an_end(tmp_path):
     turn = [{"role": "user", "content": "Play."}]
     rows = [{"prompt": turn, "task": {"world": "textworld", "game": f"{number}.z8"}} for number in range(40)]
     parquet.write_table(Table.from_pylist(rows), tmp_path / "games.parquet")
