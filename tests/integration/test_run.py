@@ -149,7 +149,8 @@ def test_a_run_ends_with_three_sentences_on_its_numbers(full):
     )
     assert re.search(happened, printed), printed[-3000:]
     assert f"{dead} of 80 groups of answers to one problem were dead" in printed
-    assert f"rescued {dead - groups['still_dead']} of them ({groups['rescued_by_replay']} by replay" in printed
+    rescued = dead - groups["still_dead"] if groups["still_dead"] else "all"
+    assert f"rescued {rescued} of them ({groups['rescued_by_replay']} by replay" in printed
     assert "says nothing about a real model" in printed, "it was built to recall the answers of these problems"
 
 
@@ -196,6 +197,7 @@ def test_two_ranks_train_every_rescued_group_whole(train, tmp_path):
         for number, groups in enumerate(rescued_groups(ranks)):
             for uid, rows in groups.items():
                 fresh = sum("#replay" not in one["uid"] for one in rows)
-                assert fresh == 4, f"optimizer step {number} of step {row['step']} got {fresh} of 4 fresh rows of {uid}"
+                # Four more where the group was asked again plainly: they join it.
+                assert fresh in (4, 8), f"optimizer step {number} of step {row['step']} got {fresh} fresh rows of {uid}"
                 check_contrast(rows)
     assert marks["replay"] and marks["ranked"] and sum(row["reflection/rows"] for row in run.rows)
