@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path, help="folder with curves.csv and ledger.csv")
     parser.add_argument("--arms", nargs=2, default=["grpo", "none"], metavar="ARM", help="two arms of one method")
-    parser.add_argument("--budgets", nargs="+", type=int, default=[15000, 30000], metavar="TOKENS")
+    parser.add_argument("--budgets", nargs="+", type=int, default=[15000, 30000, 60000], metavar="TOKENS")
     args = parser.parse_args()
     for line in lines(args.record, tuple(args.arms), args.budgets):
         print(line)
