@@ -52,7 +52,7 @@ def answer_parts(row: dict) -> list[str]:
 
 
 def session_parts(row: dict) -> list[str]:
-    """`signal`: share of turns with an advantage from nested groups."""
+    """`signal`: share of turns with an advantage."""
     parts = [f"success {row['fresh/acc/mean']:.2f}"] if "fresh/acc/mean" in row else []
     parts.append(f"turns {environment_steps(row):,}")
     if "sessions/bad_format" in row:

@@ -115,6 +115,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
         "prompts": total("groups/total") if is_logged("groups/total") else batch_size * len(steps),
         "generated_tokens": int(sum(generated_tokens(row, batch_size * n) for row in steps)),
         "trained_rows": fresh_rows + sum(map(total, ("replay/rows", "reflection/rows", "restart/rows"))),
+        "updates": total("actor/optimizer_steps") + total("actor/skipped_steps"),
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
         "sessions": _sessions(steps) if with_sessions else None,
@@ -151,12 +152,13 @@ def environment_steps(row: dict) -> int:
 
 
 def _sessions(steps: list[dict]) -> dict:
-    """Turns in all, and what the sessions came to: means over the first and the last tenth of the steps."""
+    """Turns in all, and what the sessions came to: means over the first and the last tenth of the steps. verl's own
+    trainers do not count sessions that failed: None."""
     window = max(1, len(steps) // 10)
     ends = {"first": steps[:window], "last": steps[-window:]}
     return {
         "turns": sum(map(environment_steps, steps)),
-        "failed": _total(steps, "sessions/failed"),
+        "failed": _total(steps, "sessions/failed") if any("sessions/failed" in row for row in steps) else None,
         "success": {
             name: round(mean(row.get("fresh/acc/mean", math.nan) for row in rows), 4) if rows else None
             for name, rows in ends.items()

@@ -11,7 +11,7 @@ PLAN = "examples/studies/hgpo_worlds.yaml"
 
 
 def learned_said(runs: list[Run], groups: int, lost: int) -> str:
-    """Turns, groups of sessions that told nothing, and how many turns the nested groups told something of.
+    """Turns, groups of sessions that told nothing, and how many turns had an advantage.
 
     Args:
         groups, lost: groups of sessions, and how many of them all won or all lost.
@@ -21,7 +21,7 @@ def learned_said(runs: list[Run], groups: int, lost: int) -> str:
     if groups:
         text += f", and in {lost:,} of {groups:,} groups of sessions all won or all lost"
     signal = change(arm, SIGNAL)
-    return text + (f"; {percent(signal[1])} of the last turns had a signal from nested groups" if signal else "")
+    return text + (f"; {percent(signal[1])} of the last turns had an advantage" if signal else "")
 
 
 def next_said(runs: list[Run], first: float, last: float, longer: str) -> str:

@@ -37,7 +37,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
         seconds_total=seconds_of(starts),
         with_sessions=plays_sessions(config),
     )
-    summary |= over_starts(starts, cut) | {"exit_code": code, "updates": summary["steps"] * updates_of_step(config)}
+    summary |= over_starts(starts, cut) | {"exit_code": code}
     summary["peak_memory_gib"] = memory.peak(memory.read(folder))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
@@ -70,12 +70,6 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     say(f"the run ended with exit code {code}; see {os.path.relpath(folder / 'run.log')}")
     say("\n".join(error_lines(folder / "run.log", log_begins)))
     return code
-
-
-def updates_of_step(config: DictConfig) -> int:
-    """Optimizer steps of a training step."""
-    actor = config.actor_rollout_ref.actor
-    return config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
 
 
 def report_line(folder: Path, limit_s: float = 300) -> str:

@@ -87,7 +87,7 @@ def step_advantages(turns: list[Turn], hgpo: HGPOConfig) -> tuple[np.ndarray, di
     how = {"alpha": hgpo.alpha, "norm": hgpo.norm, "mode": hgpo.weights, "ddof": STDS[hgpo.std]}
     step_B = compute_hgpo_advantage(returns_B - hgpo.penalty * loses_B, **rows, **how)
     metrics = level_metrics(context_groups(**rows), trajectory)
-    if loses_B.any():
-        without_B = compute_hgpo_advantage(returns_B, **rows, **how)
+    if PENALISE[hgpo.penalise]:
+        without_B = compute_hgpo_advantage(returns_B, **rows, **how) if loses_B.any() else step_B
         metrics["hgpo/signal_of_penalty_alone"] = float(np.mean((step_B != 0) & (without_B == 0)))
     return step_B, metrics

@@ -51,7 +51,7 @@ SHOWN_CHARS = 100
 """Of an answer that was no command, in the memory of later turns."""
 WAYS_OUT = {
     HUNG: f"raise {SESSION}.deadline_s where it is slow, else mend it",
-    CRASHED: "mend the adapter that the column task names as its world",
+    CRASHED: f"mend the adapter that the column task names, or raise {SESSION}.process_gib where its memory ran out",
     LIED: "mend the adapter that the column task names as its world",
     REFUSED: "mend the rows of data.train_files and data.val_files, or what they name",
 }
@@ -59,9 +59,10 @@ WAYS_OUT = {
 
 
 @cache
-def pool(deadline_s: float) -> EnvironmentPool:
+def pool(deadline_s: float, process_gib: float | None) -> EnvironmentPool:
     """That of this process."""
-    return EnvironmentPool(Limits(deadline_s=deadline_s))
+    memory_bytes = None if process_gib is None else int(process_gib * 2**30)
+    return EnvironmentPool(Limits(deadline_s=deadline_s, memory_bytes=memory_bytes))
 
 
 def command_in(answer: str, tag: str | None) -> str | None:
@@ -100,7 +101,8 @@ class SessionAgentLoop(AgentLoopBase):
         """
         name = f"{kwargs['uid']}_{kwargs['session_id']}"
         try:
-            async with pool(self.settings.deadline_s).open(kwargs.get("task")) as session:
+            worlds = pool(self.settings.deadline_s, self.settings.process_gib)
+            async with worlds.open(kwargs.get("task")) as session:
                 return await self._play(session, sampling_params, list(kwargs["raw_prompt"]), name)
         except EnvironmentFailed as error:
             why = f"{error}; {WAYS_OUT[error.reason]}"

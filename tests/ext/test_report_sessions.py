@@ -125,8 +125,8 @@ def test_the_opening_speaks_of_sessions_and_its_advice_follows_from_the_figures(
     happened, learned, following = opening([Arm("hgpo", [run])])
     assert "2 steps (16 tasks)" in happened
     assert learned.replace("\N{NO-BREAK SPACE}", " ") == (
-        "766 turns were played, and in 8 of 16 groups of sessions all won or all lost; 75 % of the last turns had a "
-        "signal from nested groups."
+        "766 turns were played, and in 8 of 16 groups of sessions all won or all lost; 75 % of the last turns had an "
+        "advantage."
     )
     assert following.startswith(advice)
 

@@ -143,6 +143,7 @@ def test_a_run_of_sessions_tells_of_sessions_and_turns_and_of_no_replay():
     assert summary["sessions"] == {"turns": 766, "failed": 2, "success": {"first": 0.5, "last": 0.7}}
     text = printed(closing_table(summary | over_starts([], []))) + step_line(rows[0], 120, with_sessions=True)
     assert "reward 5.000  failed 2  success 0.50  turns 383  invalid 0.22  dead 3+1  signal 0.75  80.0s" in text
+    assert summarise([session_row(1, 0.5)], 8, 8, 1.0, with_sessions=True)["sessions"]["failed"] is None, "not counted"
     assert "turns played" in text and "2, as their environment did" in text
     assert not [word for word in ("replay", "rescue", "reflect", "rank", "R^3") if word in text]
 

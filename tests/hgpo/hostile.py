@@ -111,6 +111,7 @@ ANSWERS = {
     "no number": Step(SEEN, "1", False),
     "no flag": Step(SEEN, 0.0, 0),
     "won by text": Step(SEEN, 0.0, False, "yes"),
+    "won and not over": Step(SEEN, 1.0, False, True),
     "none": None,
     "a text": "you go on",
     "an observation": SEEN,

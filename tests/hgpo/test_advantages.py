@@ -116,6 +116,12 @@ def test_penalise_chooses_the_answers(penalise, losing):
     assert ("hgpo/signal_of_penalty_alone" in metrics) == bool(losing)
 
 
+def test_no_answer_that_loses_is_a_share_of_0_and_not_none():
+    """Else a mean over updates would be of those alone in which something lost."""
+    _, metrics = step_advantages(TURNS, HGPOConfig(penalise="both"))
+    assert metrics["hgpo/signal_of_penalty_alone"] == 0.0
+
+
 def test_a_session_that_is_left_alone_learns_nothing_of_its_whole_reward(put):
     """verl's GRPO gives a group of one its reward as the advantage."""
     turns = turns_of("u", ("PQ", 10.0), ("PQ", 0.0)) + turns_of("alone", ("PQ", 10.0))

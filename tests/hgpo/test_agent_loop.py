@@ -54,7 +54,7 @@ def rows(monkeypatch, task, answer: bytes = b"go on", **settings):
 
     async def run():
         pool = EnvironmentPool(Limits())
-        monkeypatch.setattr(agent_loop, "pool", lambda deadline_s: pool)
+        monkeypatch.setattr(agent_loop, "pool", lambda *limits: pool)
         try:
             return await loop.run({}, **columns)
         finally:

@@ -91,6 +91,22 @@ def test_each_failure_has_its_reason_and_ends_its_session_alone():
     assert seen == "; ".join(["go on"] * len(worlds))
 
 
+def test_a_session_that_cannot_get_a_folder_or_a_process_ends_alone():
+    async def act(pool):
+        async with pool.open(task("Fair")) as fair:
+            (world,) = pool._templates.values()
+            blocked = Path(world.folder) / "1"
+            blocked.write_text("a file stands where the next session's folder would be")
+            failed = await fails(pool, task("Fair"))
+            async with pool.open(task("Fair")) as later:
+                await later.step("go on")
+            await fair.step("go on")
+            return failed, fair.observation.text, later.observation.text
+
+    failed, *seen = play(act)
+    assert failed.reason == CRASHED and seen == ["go on", "go on"]
+
+
 def test_a_world_that_hangs_in_c_is_given_up_at_its_deadline_and_the_others_go_on_meanwhile():
     async def act(pool):
         async with pool.open(task("Fair")) as fair, pool.open(task("Hangs")) as hung:
@@ -123,7 +139,7 @@ def test_an_answer_that_is_none_is_a_lie_whatever_is_wrong_with_it(run):
 @pytest.mark.parametrize(
     ("world", "reason", "told"),
     [
-        ("house", REFUSED, "task.world must be one of textworld or `module:Class`, got 'house'"),
+        ("house", REFUSED, "task.world must be one of textworld, alfworld or `module:Class`, got 'house'"),
         ("nowhere:Door", REFUSED, "No module named 'nowhere'"),
         ("hostile:Nobody", REFUSED, "Nobody"),
         ("unloadable:World", CRASHED, "did not load"),

@@ -88,6 +88,13 @@ SESSION = "actor_rollout_ref.rollout.custom.session"
         ({f"{SESSION}.state_key": "x"}, f"{SESSION}.state_key must be one of"),
         ({f"{SESSION}.tag": "a b"}, f"{SESSION}.tag must be a name or null, got 'a b'"),
         ({f"{SESSION}.deadline_s": 0}, f"{SESSION}.deadline_s must be > 0, got 0"),
+        ({f"{SESSION}.process_gib": 0}, f"{SESSION}.process_gib must be > 0 or null, got 0"),
+        (
+            {f"{OWN}.penalise": "both", f"{OWN}.penalty": 0},
+            f"{OWN}.penalty must be above 0 where",
+        ),
+        ({"algorithm.gamma": 0.9}, "algorithm.gamma must be 1, got 0.9: verl's GRPO"),
+        ({"reward.custom_reward_function.path": "mine.py"}, "reward.custom_reward_function.path must be null"),
         ({"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator: must be grpo, got 'gae'"),
         ({"algorithm.use_kl_in_reward": True}, "algorithm.use_kl_in_reward: True"),
         ({"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
@@ -111,6 +118,8 @@ def test_verls_grpo_alone_can_be_asked_for(with_settings):
 
 def test_the_ways_out_work_when_followed(with_settings):
     wrong = {"algorithm.adv_estimator": "gae", "algorithm.use_kl_in_reward": True, "actor_rollout_ref.rollout.n": 1}
+    wrong |= {"algorithm.gamma": 0.9, f"{OWN}.penalise": "both", f"{OWN}.penalty": 0}
+    wrong |= {"reward.custom_reward_function.path": "mine.py"}
     config = with_settings(wrong)
     ways = " ".join(one.ways[0] for one in broken_rules(config))
     config.merge_with(OmegaConf.from_dotlist(ways.split()))

@@ -69,7 +69,7 @@ def test_a_state_that_the_world_does_not_tell_is_no_key():
 
 @pytest.mark.parametrize("world", ["", "house", "a.b", ":A", "a:", "a:b c"])
 def test_a_world_is_a_name_or_a_class(world):
-    with pytest.raises(ValueError, match="task.world must be one of textworld or `module:Class`, got"):
+    with pytest.raises(ValueError, match="task.world must be one of textworld, alfworld or `module:Class`, got"):
         adapter(world)
 
 

@@ -97,6 +97,9 @@ class SessionConfig(BaseConfig):
     """[U] The command is what stands between <tag> and </tag> in an answer, once. None: the whole answer is."""
     deadline_s: float = 30.0
     """[U] Longest time of one call of an environment. Past that its session is given up."""
+    process_gib: float | None = 2.0
+    """[U] Memory that a session's process may ask for beyond what its adapter has loaded. None sets no limit: worlds in
+    Java reserve much more than they use."""
 
     def __post_init__(self):
         def must(ok: bool, key: str, rule: str) -> None:
@@ -107,6 +110,8 @@ class SessionConfig(BaseConfig):
         must(is_number(self.reward_scale) and self.reward_scale > 0, "reward_scale", "be > 0")
         must(self.tag is None or (isinstance(self.tag, str) and self.tag.isidentifier()), "tag", "be a name or null")
         must(is_number(self.deadline_s) and self.deadline_s > 0, "deadline_s", "be > 0")
+        ok = self.process_gib is None or (is_number(self.process_gib) and self.process_gib > 0)
+        must(ok, "process_gib", "be > 0 or null")
 
 
 def describe(hgpo: HGPOConfig) -> list[str]:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.checks import Broken, is_count, refuse
 from recipe.common.config import engines, start_rules, verl_rules
-from recipe.common.config.reward_rules import migrated, no_legacy
+from recipe.common.config.reward_rules import FUNCTION, migrated, no_legacy
 from recipe.common.config.verl_rules import ROLLOUT
 from recipe.common.modes import MODES, trainer_name
 from recipe.hgpo.config.hgpo_config import KEY, PENALISE, HGPOConfig, faults_of, load_hgpo_config
@@ -71,6 +71,7 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from verl_rules.no_filter(config.algorithm, FILTER_DOES)
     yield from _something_learned(config)
     yield from _penalty_counts(config)
+    yield from _read_elsewhere(config)
     yield from faults_of(config)
 
 
@@ -105,6 +106,27 @@ def _penalty_counts(config: DictConfig) -> Iterator[Broken]:
             f"{names[0]} must be none where {names[1]} is 0, got {penalise!r}: the penalty is on turns, and only "
             "sessions are compared",
             (f"{names[0]}=none", f"{names[1]}=1"),
+        )
+    if penalise in PENALISE and PENALISE[penalise] and OmegaConf.select(config, f"{KEY}.penalty") == 0:
+        yield Broken(
+            f"{KEY}.penalty must be above 0 where {names[0]} is {penalise}, got 0: no answer would lose anything",
+            (f"{names[0]}=none", f"{KEY}.penalty=0.1"),
+        )
+
+
+def _read_elsewhere(config: DictConfig) -> Iterator[Broken]:
+    """Settings of verl's in whose place HGPO has others."""
+    if (gamma := config.algorithm.gamma) != 1:
+        yield Broken(
+            f"algorithm.gamma must be 1, got {gamma!r}: verl's GRPO does not discount, and {KEY}.gamma discounts later "
+            "turns",
+            (f"algorithm.gamma=1 {KEY}.gamma={gamma}", "algorithm.gamma=1"),
+        )
+    if path := OmegaConf.select(config, f"{FUNCTION}.path"):
+        yield Broken(
+            f"{FUNCTION}.path must be null, got {path!r}: a session earns what its environment gives, and no reward "
+            "function is asked",
+            (f"{FUNCTION}.path=null",),
         )
 
 

@@ -91,7 +91,11 @@ class _Known(NamedTuple):
     """The package that brings what it imports."""
 
 
-WORLDS = {"textworld": _Known("recipe.hgpo.environments.textworld_games:TextWorldGame", "textworld==1.7.0")}
+_HERE = "recipe.hgpo.environments"
+WORLDS = {
+    "textworld": _Known(f"{_HERE}.textworld_games:TextWorldGame", "textworld==1.7.0"),
+    "alfworld": _Known(f"{_HERE}.alfworld_games:AlfworldGame", "alfworld==0.4.2 'textworld[pddl]==1.7.0'"),
+}
 """By what `world` in a task says; beside these, any `module:Class`."""
 
 

@@ -30,6 +30,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -217,7 +218,8 @@ class EnvironmentPool:
     def __init__(self, limits: Limits):
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.processes)
-        self._starting = asyncio.Lock()
+        self._starting: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By world: one that takes long to load keeps no other waiting."""
         self._templates: dict[str, _Template] = {}
         self._failed: dict[str, list[EnvironmentFailed]] = {}
         """By world, what its starts ended with, one after the other."""
@@ -250,7 +252,7 @@ class EnvironmentPool:
                 writer.close()
 
     async def _template(self, world: str) -> _Template:
-        async with self._starting:
+        async with self._starting[world]:
             found = self._templates.get(world)
             if found and found.process.poll() is None:
                 return found

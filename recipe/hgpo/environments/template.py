@@ -61,7 +61,7 @@ def serve(pipe: int, parent_pid: int, world: str, folder: str, memory_bytes: str
         played = adapter(world)
         if warm_up := getattr(played, "warm_up", None):
             warm_up()
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         control.send(str(error).encode()[:MOST_REQUEST_BYTES])
         return
     gc.collect()
@@ -96,8 +96,14 @@ class Sessions:
     def open(self, number: int, fd: int, control: socket.socket) -> None:
         own_pid = os.getpid()
         folder = self._folder / str(number)
-        folder.mkdir()
-        if pid := os.fork():
+        try:
+            folder.mkdir()
+            pid = os.fork()
+        except OSError:  # a full disk, too many processes: this session's end alone, the others go on
+            traceback.print_exc()
+            os.close(fd)
+            return
+        if pid:
             with contextlib.suppress(OSError):  # it is over already
                 os.setpgid(pid, pid)
             self._pids[number] = pid

@@ -42,17 +42,20 @@ _END = re.compile(r"(\s*Your score has just gone [^\n]*)?\s*\*\*\* The End \*\*\
 
 
 class TextWorldGame:
+    suffix, files = ".z8", "a .z8 file with its .json beside it"
+    """Of the file that is played, and what there has to be."""
+    skipped = CHANGES_NOTHING
+    """Commands that are not listed, by how they begin."""
+
     def __init__(self, task: Mapping[str, Any]):
         path = Path(str(task.get("game")))
         if not path.is_absolute():
             raise ValueError(f"task.game must be an absolute path, got {str(path)!r}")
-        if not (path.suffix == ".z8" and path.is_file() and path.with_suffix(".json").is_file()):
-            raise ValueError(f"task.game must be a .z8 file with its .json beside it, got {str(path)!r}")
+        if not (path.suffix == self.suffix and path.is_file() and content(path).is_file()):
+            raise ValueError(f"task.game must be {self.files}, got {str(path)!r}")
         if (wanted := task.get("sha256")) and wanted != digest(path):
-            raise ValueError(
-                f"{path.with_suffix('.json')} is not the game of the task list: its SHA-256 must be {wanted}"
-            )
-        self._game = textworld.start(str(path), request_infos=self.infos())
+            raise ValueError(f"{content(path)} is not the game of the task list: its SHA-256 must be {wanted}")
+        self._game = self.start(path)
         self.state = textworld.GameState()
         """All that the game tells now."""
         self.commands: tuple[str, ...] = ()
@@ -61,6 +64,9 @@ class TextWorldGame:
     def warm_up(cls) -> None:
         """Parse the rules of a world, which is kept: 0.2 seconds that no session spends again."""
         Game.deserialize(Game(World()).serialize())
+
+    def start(self, path: Path) -> textworld.Environment:
+        return textworld.start(str(path), request_infos=self.infos())
 
     @classmethod
     def infos(cls) -> textworld.EnvInfos:
@@ -84,15 +90,22 @@ class TextWorldGame:
         # After the end `restart` would begin the game again, for which nobody asked.
         is_over = state.won or state.lost
         listed = () if is_over else state.admissible_commands
-        self.commands = tuple(command for command in listed if not command.startswith(CHANGES_NOTHING))
+        self.commands = tuple(command for command in listed if not command.startswith(self.skipped))
         facts = "\n".join(sorted(map(str, state.facts)))
         name = hashlib.sha256(facts.encode()).hexdigest()[:16]
-        return Observation(said(state.feedback, state.objective), self.commands, name)
+        return Observation(self.said(state), self.commands, name)
+
+    def said(self, state: textworld.GameState) -> str:
+        return said(state.feedback, state.objective)
+
+
+def content(path: Path) -> Path:
+    """The file that says what a game is: of a .z8 the .json, as the former holds the date on which it was compiled."""
+    return path.with_suffix(".json") if path.suffix == TextWorldGame.suffix else path
 
 
 def digest(path: Path) -> str:
-    """Of the game's .json: the .z8 holds the date on which it was compiled."""
-    return hashlib.sha256(path.with_suffix(".json").read_bytes()).hexdigest()
+    return hashlib.sha256(content(path).read_bytes()).hexdigest()
 
 
 def said(feedback: str, objective: str) -> str:

@@ -79,6 +79,7 @@ def step_of(value: Any) -> Step:
     require(is_number(reward) and abs(reward) <= LARGEST_REWARD, "reward", "be a finite number up to 1e9", reward)
     for name in ("done", "won"):
         require(isinstance(fields[name], bool), name, "be true or false", fields[name])
+    require(fields["done"] or not fields["won"], "done", "be true where won is", fields["done"])
     return Step(observation_of(fields["observation"]), float(reward), fields["done"], fields["won"])
 
 
