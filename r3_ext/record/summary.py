@@ -13,7 +13,7 @@ CUT = "metrics_cut.jsonl"
 """Rows of steps that a resumed run trained again."""
 NO_SCORE = "the grader was late, or the reward function failed"
 """Why an answer has no score, and counts as wrong."""
-NO_USE = "they cost and do not help; set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0"
+NO_USE = "they cost and do not help; set algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin"
 """Of restarts that succeed no more often than fresh attempts at the same problems."""
 GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ranked", "still_dead", "still_wrong")
 WAYS = ("reflection", "plain", "restart")

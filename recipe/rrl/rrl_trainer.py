@@ -155,7 +155,6 @@ class RRLMixin(StoredMixin, BaselineMixin):
             solution = self._solution if self.rrl.states.reference else None
             rules = self.rrl.states, self.cutter, self.global_steps, rng, self.buffer.aimed, solution
             states = states_of(answers, *rules)
-            self.comparison.watch(state.query_id for state in states)
             self.buffer.add(states, self.global_steps)
 
     def _solution(self, query_id: str) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.trainer.checkpoints import keep, sign, told_foreign, writer_of
+from recipe.common.trainer.checkpoints import had_store, keep, sign, told_foreign, writer_of
 from recipe.common.trainer.resume import resume_step
 
 
@@ -70,6 +70,16 @@ def test_a_checkpoint_of_another_trainer_is_told(tmp_path):
     assert told_foreign(trainer(tmp_path, resume_mode="disable")) is None
     named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_4")}
     assert told_foreign(trainer(tmp_path, **named)) is None
+
+
+def test_a_signature_says_whether_a_store_belongs_to_the_checkpoint(tmp_path):
+    sign(tmp_path, "r3", with_store=True)
+    assert had_store(tmp_path, "r3") and had_store(tmp_path, "r3_colocate_async")
+    sign(tmp_path, "rrl", with_store=False)
+    assert not had_store(tmp_path, "rrl"), "PPO, of the same trainer"
+    (tmp_path / "trainer.json").write_text('{"trainer": "r3"}')
+    assert had_store(tmp_path, "r3") and not had_store(tmp_path, "rrl"), "written before signatures told"
+    assert not had_store(tmp_path / "verl's own", "r3")
 
 
 def test_a_signature_says_who_wrote(tmp_path):

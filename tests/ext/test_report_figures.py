@@ -298,4 +298,4 @@ def test_restarts_are_set_against_fresh_attempts_and_what_is_of_no_use_is_told_w
         return found
 
     assert (said(0.5).warning, said(0.25).warning) == (False, True)
-    assert said(0.1).text.endswith("set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0.")
+    assert said(0.1).text.endswith("set algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin.")

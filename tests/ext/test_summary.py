@@ -167,4 +167,4 @@ def test_restarts_are_told_against_fresh_attempts_and_an_alarm_says_what_to_swit
     assert "16 compared: 0.400 right" in printed(closing_table(summary | over_starts([], [])))
     console = Console(file=io.StringIO(), width=200)
     RunDisplay(console, "run", 1).row(one)
-    assert "set algorithm.rrl.states.origin=right, or algorithm.rrl.restarts.share=0" in console.file.getvalue()
+    assert "set algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin" in console.file.getvalue()

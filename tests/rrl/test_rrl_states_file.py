@@ -94,6 +94,18 @@ def test_a_checkpoint_that_the_file_does_not_hold_is_told(path):
                 buffer.restore(step)
 
 
+def test_a_checkpoint_of_a_run_without_states_is_gone_on_from_with_those_of_before(path):
+    with closing(open_buffer(path)) as buffer:
+        assert buffer.restore(9, may_skip=True)[0].startswith("goes on as after step 0: the checkpoint is of step 9")
+        assert buffer.restore(9)[0].endswith("restored to step 9"), "it can be gone back to"
+        train_to(buffer, 12, first=10, pins=(12,))
+        held = contents(buffer)
+        assert buffer.restore(20, may_skip=True)[0].startswith("goes on as after step 12")
+        assert contents(buffer) == held
+        with pytest.raises(StatesError, match="checkpoint is of step 5"):
+            buffer.restore(5, may_skip=True)
+
+
 def test_tokens_of_another_tokenizer_are_refused_and_another_model_is_told(path):
     with closing(open_buffer(path)) as buffer:
         buffer.restore(0, {"tokenizer": "t1", "model": "m1"})

@@ -112,13 +112,15 @@ class Store:
         self.flush()
         return pins.pinned(self._db)
 
-    def restore(self, step: int, identity: dict[str, str] | None = None) -> list[str]:
+    def restore(self, step: int, identity: dict[str, str] | None = None, may_skip: bool = False) -> list[str]:
         """Bring back the state after training step `step`, 0 for the state before the first; returns what to tell.
 
         Rows written later stay in the file as abandoned: never drawn, but still there to read.
 
         Args:
             identity: tokenizer, model and limits of this run; compared with those the rows were stored under.
+            may_skip: the checkpoint of `step` is of a run without a store, so that the state before it, which may be
+                empty, is that after it.
 
         Raises:
             StoreError: that state is not in the file, or its tokens are of another tokenizer.
@@ -127,7 +129,11 @@ class Store:
         identity = identity or {}
         with self.kind.explained(self.path):
             told = pins.compare(self._db, self.kind, identity, self.path)
-            pins.check_restorable(self._db, self.kind, step, self.path)
+            last = pins.last_step(self._db, self.kind)
+            if may_skip and last < step:
+                told.append(f"goes on as after step {last}: the checkpoint is of step {step} and of a run without one")
+            else:
+                pins.check_restorable(self._db, self.kind, step, self.path)
         with self._transaction():
             pins.go_back(self._db, self.kind, step)
             self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", sorted(identity.items()))

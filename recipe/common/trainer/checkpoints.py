@@ -21,17 +21,27 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.trainer.resume import CRITIC, WRITER, checkpoint_of, resume_step, saved_steps, told_of
 
+STORE = "store"
 
-def sign(checkpoint: Path, trainer: str, with_critic: bool = False) -> None:
-    """Write down who writes the checkpoint, by its `trainer.v1.trainer_mode`, and whether it will have a critic."""
+
+def sign(checkpoint: Path, trainer: str, with_critic: bool = False, with_store: bool = False) -> None:
+    """Write down who writes the checkpoint, by its `trainer.v1.trainer_mode`, whether it will have a critic, and
+    whether its trainer keeps a store in a file of its own."""
     checkpoint.mkdir(parents=True, exist_ok=True)
-    told = {"trainer": trainer} | ({CRITIC: True} if with_critic else {})
+    told = {"trainer": trainer, STORE: with_store} | ({CRITIC: True} if with_critic else {})
     (checkpoint / WRITER).write_text(json.dumps(told) + "\n")
 
 
 def writer_of(checkpoint: Path) -> str | None:
     """None of one that no trainer of a recipe signed."""
     return told_of(checkpoint).get("trainer")
+
+
+def had_store(checkpoint: Path, trainer: str) -> bool:
+    """Whether the writer of a checkpoint that `trainer` goes on from kept a store, as that does; of one that was signed
+    before signatures told, whether it was that trainer."""
+    told = told_of(checkpoint)
+    return bool(told.get(STORE, told.get("trainer") == trainer))
 
 
 def told_foreign(trainer: DictConfig) -> str | None:

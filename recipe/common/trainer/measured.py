@@ -95,10 +95,15 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
         # verl fetches fewer prompts ahead by as many as were restored; reflection prompts do not stand for others.
         self._restored_tq_prompt_count = sum(not is_reflection(uid) for uid in prompts)
 
+    def _keeps_store(self) -> bool:
+        """Whether there is a file beside the checkpoints without which none of them is whole."""
+        return False
+
     def _save_checkpoint(self) -> None:
         folder, step = Path(self.config.trainer.default_local_dir), self.global_steps
         if self._may_save():
-            sign(folder / f"global_step_{step}", self._name, self.use_critic)  # first: a crash may come at any time
+            # First: a crash may come at any time.
+            sign(folder / f"global_step_{step}", self._name, self.use_critic, self._keeps_store())
         super()._save_checkpoint()
         if self._may_save():
             keep(self.config.trainer, step)

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from recipe.common.store.codec import tokenizer_fingerprint
 from recipe.common.store.store import Store
-from recipe.common.trainer.checkpoints import is_gone
+from recipe.common.trainer.checkpoints import had_store, is_gone
 from recipe.common.trainer.resume import checkpoint_of, resume_step
 from recipe.common.trainer.safe_loading import without_unpickling
 
@@ -52,6 +52,9 @@ class StoredMixin:
         """None of a run that keeps none."""
         raise NotImplementedError
 
+    def _keeps_store(self) -> bool:
+        return self._store() is not None
+
     def _limits(self) -> dict[str, str]:
         """Settings that the store's content depends on, besides tokenizer and model."""
         return {}
@@ -66,15 +69,18 @@ class StoredMixin:
 
     def _load_checkpoint(self) -> None:
         resume_step(self.config.trainer)
+        may_skip = False
         with without_unpickling():
             super()._load_checkpoint()
             if self.global_steps:
-                self._load_beside(checkpoint_of(self.config.trainer, self.global_steps))
+                checkpoint = checkpoint_of(self.config.trainer, self.global_steps)
+                may_skip = not had_store(checkpoint, self._name)
+                self._load_beside(checkpoint)
         if (store := self._store()) is None:
             return
         model = str(self.config.actor_rollout_ref.model.path)
         identity = {"tokenizer": tokenizer_fingerprint(self.tokenizer), "model": model, **self._limits()}
-        for line in store.restore(self.global_steps, identity):
+        for line in store.restore(self.global_steps, identity, may_skip):
             logger.info(f"{store.kind.name} {store.path}: {line}")
 
     def _save_checkpoint(self) -> None:
