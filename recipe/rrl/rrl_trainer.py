@@ -33,6 +33,7 @@ import numpy as np
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from recipe.common.checks import refuse
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_name
 from recipe.common.prompts import Prompts
 from recipe.common.query_ids import with_query_ids
@@ -47,7 +48,7 @@ from recipe.rrl.advantages import put_advantages
 from recipe.rrl.alarms import WARN_AFTER_STEPS, Comparison
 from recipe.rrl.collect import states_of
 from recipe.rrl.config.rrl_config import describe
-from recipe.rrl.config.rrl_rules import validate_rrl_config
+from recipe.rrl.config.rrl_rules import too_late, validate_rrl_config
 from recipe.rrl.data_checks import check_data
 from recipe.rrl.restarts import Restarts, due, joined
 from recipe.rrl.scoring import values_of
@@ -84,6 +85,7 @@ class RRLMixin(StoredMixin, BaselineMixin):
         if self.buffer is None:
             return
         data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
+        refuse(too_late(self.rrl, self.total_training_steps))
         check_data(self.train_dataset.dataframe, self.rrl.states)
         self.train_dataset.dataframe = rows = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
         kwargs = dict(data.get("apply_chat_template_kwargs") or {})
@@ -144,8 +146,7 @@ class RRLMixin(StoredMixin, BaselineMixin):
         answers = answers_of(rows)
         for answer in answers:
             self.comparison.add_fresh(answer.query_id, answer.is_right)
-        judged = [row for row in rows if row.tag.is_restart and not row.tag.reward_error]
-        self.comparison.add_restarts((row.query_id, row.tag.correct) for row in judged)
+        self.comparison.add_restarts((row.query_id, row.tag.correct) for row in rows if row.is_tried)
         if tries := tries_of(rows):
             ids = self.buffer.ids_of((query_id, np.array(tokens)) for query_id, tokens in tries)
             found = [(at, *counts) for at, counts in zip(ids, tries.values(), strict=True) if at is not None]

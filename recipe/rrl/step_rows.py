@@ -38,6 +38,11 @@ class StepRow:
     log_probs: np.ndarray
     """(L,) of the policy before the step's update."""
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether it is a restart that wrote something and that somebody judged."""
+        return self.tag.is_restart and not self.tag.reward_error and self.tag.prefix_len < len(self.tokens)
+
 
 def read_rows(described: KVBatchMeta, with_values: bool) -> list[StepRow]:
     """described: rows with the tags of rows.py, padding left out."""
@@ -69,7 +74,7 @@ def tries_of(rows: Iterable[StepRow]) -> dict[tuple[str, tuple[int, ...]], tuple
     """(tries, successes) by state, which is a problem and the tokens of a prefix; in their order."""
     counts = defaultdict(lambda: [0, 0])
     for row in rows:
-        if row.tag.is_restart and not row.tag.reward_error:
+        if row.is_tried:
             state = row.query_id, tuple(row.tokens[: row.tag.prefix_len].tolist())
             counts[state][0] += 1
             counts[state][1] += row.tag.correct

@@ -119,6 +119,8 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "taper": (f"{R3}.replay.outcome=both", f"{ROLLOUT}.calculate_log_probs=False"),
         "restarted late": (f"{R3}.reflection.ask=restart", f"{R3}.reflection.when=next_step"),
         "restarted from old": (f"{R3}.reflection.ask=restart", f"{R3}.replay.max_age=3"),
+        "restarted for nobody": (f"{R3}.reflection.ask=restart", f"{R3}.replay.same_step=False"),
+        "restarted and not replayed": (f"{R3}.reflection.ask=restart", f"{R3}.replay.enable=False"),
         "restarted from nothing": (f"{R3}.reflection.ask=restart", f"{ROLLOUT}.calculate_log_probs=False"),
         "any prompt": (f"{R3}.replay.outcome=any_prompt",),
         "ranked": ("reward.reward_kwargs.correct_from=0.5",),

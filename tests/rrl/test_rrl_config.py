@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.common.checks import Broken
+from recipe.common.config import engines
 from recipe.common.config.start_rules import followed
 from recipe.rrl.config import rrl_config, settings_table
 from recipe.rrl.config.rrl_config import RestartsConfig, RRLConfig, StatesConfig, describe
@@ -76,6 +77,7 @@ def test_groups_without_a_critic_can_be_asked_for(with_settings):
     assert not list(broken_rules(with_settings(WITHOUT | cut)))
 
 
+SDPA = {"critic.model.override_config": {"attn_implementation": "sdpa"}}
 SEPARATE = {
     "trainer.v1.trainer_mode": "rrl_separate_async",
     "trainer.v1.separate_async.parameter_sync_step": 2,
@@ -113,6 +115,13 @@ CASES = [
     ({"critic.strategy": "megatron"}, "critic.strategy: must be fsdp or fsdp2, got 'megatron'"),
     ({"critic.ppo_max_token_len_per_gpu": 8192}, "critic.ppo_max_token_len_per_gpu: 8192 does nothing"),
     ({"critic.ppo_infer_max_token_len_per_gpu": 64}, "critic.ppo_infer_max_token_len_per_gpu: 64 is below the 1024"),
+    ({"critic.grad_clip": 0.5}, "critic.grad_clip: 0.5 does nothing in verl's v1 trainer"),
+    ({"critic.ulysses_sequence_parallel_size": 2}, "critic.ulysses_sequence_parallel_size: 2 does nothing"),
+    (
+        {"critic.fsdp.ulysses_sequence_parallel_size": 2} | SDPA,
+        "critic.ulysses_sequence_parallel_size: 2 with attn_implementation=sdpa",
+    ),
+    ({f"{OWN}.states.origin": "right", f"{OWN}.states.hard": 0.1}, f"{OWN}.states.hard: 0.1 of"),
     ({"critic.ppo_micro_batch_size_per_gpu": 4}, "critic.ppo_micro_batch_size_per_gpu: 4 does nothing"),
     ({"critic.use_dynamic_bsz": False}, "critic.use_dynamic_bsz: False does nothing"),
     ({"critic.ppo_mini_batch_size": 5}, "critic.ppo_mini_batch_size: 5 must divide data.train_batch_size=16"),
@@ -146,8 +155,8 @@ def without(config: DictConfig, keys: tuple[str, ...]) -> DictConfig:
     new = config.copy()
     with open_dict(new):
         for key in keys:
-            if key == "critic.ppo_max_token_len_per_gpu":
-                OmegaConf.update(new, key, 32768)
+            if key.startswith("critic."):
+                OmegaConf.update(new, key, engines.verl_defaults()[key])
     return new
 
 

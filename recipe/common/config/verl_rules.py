@@ -172,19 +172,23 @@ def bypass_loss(loss_mode: str, correction: DictConfig | dict) -> Iterator[Broke
         )
 
 
-def sequence_parallel(actor: DictConfig, model: DictConfig) -> Iterator[Broken]:
-    parallel = lengths.ulysses(actor)
+def sequence_parallel(
+    part: DictConfig, model: DictConfig, of: str = ACTOR, engine: str = "fsdp_config"
+) -> Iterator[Broken]:
+    """
+    Args:
+        part, model: settings of the actor or of the critic, and of its model; `of` is the key of the former.
+    """
+    parallel = lengths.ulysses(part, engine)
     # verl's own default, of models that name no other.
-    attention = model.override_config.get("attn_implementation", "flash_attention_2")
+    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     if parallel != 1 and not attention.startswith("flash_attention"):
-        key = f"{ACTOR}.ulysses_sequence_parallel_size"
+        key, inner = (f"{name}.ulysses_sequence_parallel_size" for name in (of, f"{of}.{engine}"))
+        model_key = "actor_rollout_ref.model" if of == ACTOR else f"{of}.model"
         yield Broken(
             f"{key}: {parallel} with attn_implementation={attention}: verl gathers the parts of a row for flash "
-            "attention alone; here each rank would attend to its own part, and all log-probs would be wrong",
-            (
-                "++actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
-                f"{key}=1 {ACTOR}.fsdp_config.ulysses_sequence_parallel_size=1",
-            ),
+            "attention alone; here each rank would attend to its own part, and all that it computes would be wrong",
+            (f"++{model_key}.override_config.attn_implementation=flash_attention_2", f"{key}=1 {inner}=1"),
         )
 
 

@@ -55,7 +55,8 @@ TAKEN, SKIPPED, BROKEN = "optimizer_steps", "skipped_steps", "broken_weights"
 """What the worker tells of an update: optimizer steps with a finite gradient, those without, and whether weights of any
 rank are not finite."""
 ALARM = "alarm/not_finite"
-LOWER = "with a lower actor_rollout_ref.actor.optim.lr or a lower clip_grad beside it"
+OPTIM = {"actor": "actor_rollout_ref.actor.optim", "critic": "critic.optim"}
+LOWER = "with a lower {}.lr or a lower clip_grad beside it"
 OTHER = (
     "with another actor_rollout_ref.model.override_config.attn_implementation (flash_attention_2, eager): as other "
     "gradients were finite, kernels or rows are at fault and not the weights"
@@ -124,7 +125,7 @@ class Finiteness:
     """Steps up to now, one after the other, in which actor or critic skipped an optimizer step or more."""
     fault: str | None = None
     """Why the run is to end."""
-    mend: str = LOWER
+    mend: str = LOWER.format(OPTIM["actor"])
     """How to begin again after the fault."""
     step: dict[str, dict[str, int]] = field(default_factory=dict)
     """By role, TAKEN, SKIPPED and BROKEN of the step that goes on, all its updates together."""
@@ -149,6 +150,8 @@ class Finiteness:
         self.lossy_steps = self.lossy_steps + 1 if lossy else 0
         if not idle:
             self.proven = step - 1
+        if at_fault := broken or idle:
+            self.mend = LOWER.format(OPTIM[at_fault[0]])
         if broken:
             self.fault = f"weights of the {' and '.join(broken)} are not finite after step {step}"
         elif self.bad_steps >= PATIENCE:

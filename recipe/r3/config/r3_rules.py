@@ -233,6 +233,14 @@ def _restarted(r3: R3Config, rollout: DictConfig) -> Iterator[Broken]:
             f"{key}.ask: {RESTARTS} goes on from answers whose log-probs are stored",
             (f"{verl_rules.CALCULATE}=True", f"{key}.ask={ADAPTIVE}"),
         )
+    replay = r3.replay
+    if not (replay.enable and replay.same_step and replay.outcome != "wrong"):
+        way = f"{KEY}.replay.enable=True {KEY}.replay.same_step=True {KEY}.replay.outcome=correct"
+        yield Broken(
+            f"{key}.ask: {RESTARTS} pays for right answers that replay hands to the group in the same step, and does "
+            f"not with {KEY}.replay.enable={replay.enable}, same_step={replay.same_step} and outcome={replay.outcome}",
+            (way, f"{key}.ask={ADAPTIVE}"),
+        )
 
 
 def _held_in_sync(reflection: ReflectionConfig, mode: str) -> Iterator[Broken]:

@@ -13,6 +13,7 @@
 # limitations under the License.
 """Rules that span several keys: the settings of RRL-style replay, and those of verl's that it counts on."""
 
+import math
 from collections.abc import Iterator
 
 from omegaconf import DictConfig
@@ -20,6 +21,7 @@ from omegaconf import DictConfig
 from recipe.common.checks import Broken, refuse
 from recipe.common.config import engines, lengths, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
+from recipe.common.config.verl_rules import ROLLOUT
 from recipe.common.modes import MODES, SEPARATE_ASYNC, trainer_name
 from recipe.rrl.config.rrl_config import (
     AT_RANDOM,
@@ -112,6 +114,8 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
         yield Broken(f"critic.strategy: must be fsdp or fsdp2, got {critic.strategy!r}", ("critic.strategy=fsdp2",))
         return
     yield from _packed_by_tokens(config)
+    yield from _read_elsewhere(critic)
+    yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp")
     shared, longest = lengths.ulysses(critic, "fsdp"), lengths.longest_row(config)
     limit = critic.ppo_infer_max_token_len_per_gpu
     if limit * shared < longest:
@@ -152,6 +156,19 @@ def _packed_by_tokens(config: DictConfig) -> Iterator[Broken]:
         )
 
 
+def _read_elsewhere(critic: DictConfig) -> Iterator[Broken]:
+    """Keys of the critic's that verl's v1 trainer does not look at."""
+    for name, place in (
+        ("ulysses_sequence_parallel_size", "critic.fsdp.ulysses_sequence_parallel_size"),
+        ("grad_clip", "critic.optim.clip_grad"),
+    ):
+        key, value = f"critic.{name}", critic[name]
+        if value != engines.verl_defaults()[key]:
+            yield Broken(
+                f"{key}: {value} does nothing in verl's v1 trainer, which reads {place}", (f"{place}={value}",), (key,)
+            )
+
+
 def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
     if config.algorithm.adv_estimator == GRPO and rrl.lam_value is not None:
         yield Broken(f"{KEY}.lam_value: {rrl.lam_value} without a critic has no effect", (f"{KEY}.lam_value=null",))
@@ -178,14 +195,32 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
             (f"{KEY}.restarts.after={rrl.collect_after}",),
         )
     total = config.trainer.get("total_training_steps")
-    if isinstance(total, int) and restarts.after >= total:
-        yield Broken(
-            f"{KEY}.restarts.after: {restarts.after} leaves no step to restart in, with "
-            f"trainer.total_training_steps={total}",
-            (f"{KEY}.restarts.after={total // 5} {KEY}.collect_after={total // 10}", f"{KEY}.restarts.share=0"),
-        )
+    if isinstance(total, int):
+        yield from too_late(rrl, total)
+    yield from _none_right(rrl, config.actor_rollout_ref.rollout.n)
     if not config.critic.enable:
         yield from _without_values(rrl)
+
+
+def too_late(rrl: RRLConfig, total: int) -> Iterator[Broken]:
+    """total: steps of the run, by its settings or by its epochs, which only the trainer counts."""
+    after = rrl.restarts.after
+    if rrl.is_on and after >= total:
+        yield Broken(
+            f"{KEY}.restarts.after: {after} leaves no step to restart in, of the {total} that the run has "
+            "(trainer.total_training_steps, trainer.total_epochs)",
+            (f"{KEY}.restarts.after={total // 5} {KEY}.collect_after={total // 10}", f"{KEY}.restarts.share=0"),
+        )
+
+
+def _none_right(rrl: RRLConfig, n: int) -> Iterator[Broken]:
+    states = rrl.states
+    if states.takes_right and states.hard * n < 1:
+        yield Broken(
+            f"{KEY}.states.hard: {states.hard:g} of {ROLLOUT}.n={n} answers is less than one, so that no right "
+            f"answer is of a hard problem, and {KEY}.states.origin={states.origin} asks for these",
+            (f"{KEY}.states.hard={math.ceil(100 / n) / 100:g}", f"{KEY}.states.origin=failed"),
+        )
 
 
 def _without_values(rrl: RRLConfig) -> Iterator[Broken]:
