@@ -106,6 +106,7 @@ BY_TRIES = "algorithm.rrl.restarts.temperature=null"
 OF_RIGHT = "algorithm.rrl.states.origin=right", BY_TRIES
 ARMS |= {
     "ppo": Arm("PPO", "ppo"),
+    "rrl_none": Arm("RRL-style without restarts, which is PPO", "rrl", ("algorithm.rrl.restarts.share=0",)),
     "rrl": Arm("RRL-style", "rrl"),
     "rrl_raw": Arm("RRL-style, by value instead of gain", "rrl", ("algorithm.rrl.states.score=raw",)),
     "rrl_random": Arm(
