@@ -39,7 +39,10 @@ recipe, name = Path(sys.argv[1]), sys.argv[2]
 for file in sorted(recipe.glob(f"{name}/**/*.py")):
     if "tests" not in file.parts:
         name = ".".join(["recipe", *file.relative_to(recipe).with_suffix("").parts]).removesuffix(".__init__")
-        assert Path(importlib.import_module(name).__file__) == file, name
+        try:
+            assert Path(importlib.import_module(name).__file__) == file, name
+        except ModuleNotFoundError as error:
+            assert error.name == "alfworld", name  # an extra that takes minutes to compile
 foreign = [name for name in sys.modules if name.split(".")[0] == "r3_ext" or name.startswith("recipe.common")]
 assert not foreign, foreign
 """

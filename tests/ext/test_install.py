@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 WITH_TORCH = {"ray", "tensordict", "tokenizers", "torch", "transfer_queue", "transformers", "verl", "vllm", "zmq"}
-OF_GAMES = {"textworld"}
+OF_GAMES = {"textworld", "alfworld"}
 """What the extras cpu and gpu bring, and what games does; tokenizers comes with transformers, zmq with vLLM."""
 BROUGHT = {"markupsafe": "jinja2", "mpmath": "math-verify", "sympy": "math-verify"}
 """What comes with a dependency, in the version that it needs."""

@@ -12,7 +12,7 @@ from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC, trainer_na
 PACKAGES = ("recipe.common", "recipe.r3", "r3_ext", "verl.workers.rollout.vllm_rollout")
 NCCL = "verl.checkpoint_engine.nccl_checkpoint_engine"
 """The way of separate_async between GPUs."""
-MISSING = {NCCL: "cupy"}
+MISSING = {NCCL: "cupy", "recipe.hgpo.environments.alfworld_games": "alfworld"}
 """What a module wants that the set has not."""
 SCRIPTS = ("r3_ext.cpu.fork.client", "r3_ext.export.__main__")
 REFUSED = ("gpu_1x24gb", SEPARATE_ASYNC)

@@ -10,7 +10,6 @@ pytest.importorskip("alfworld", reason="the extra alfworld is not installed")
 
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH  # noqa: E402
 
-from r3_ext.worlds import alfworld_lists  # noqa: E402
 from recipe.hgpo.environments.base import NOTHING_HAPPENS  # noqa: E402
 from recipe.hgpo.environments.pool import REFUSED, EnvironmentFailed, EnvironmentPool, Limits  # noqa: E402
 from recipe.hgpo.environments.textworld_games import digest  # noqa: E402
@@ -55,25 +54,12 @@ PLAN = [
 
 
 @pytest.fixture(scope="module")
-def games(tmp_path_factory):
-    """A folder in ALFWorld's form: a game, one of the same kind that cannot be solved, and one whose objects move."""
-    folder = tmp_path_factory.mktemp("alfworld")
+def game(tmp_path_factory):
     with open(ALFRED_PDDL_PATH) as domain, open(ALFRED_TWL2_PATH) as grammar:
         rules = {"pddl_domain": domain.read(), "grammar": grammar.read().replace("UNKNOWN GOAL", TASK)}
-    for trial, solvable in (
-        ("pick_and_place_simple-Apple-None-SideTable-1/trial_2", True),
-        ("pick_and_place_simple-Apple-None-SideTable-1/trial_1", False),
-        ("pick_two_obj_and_place-Apple-None-SideTable-1_movable/trial_3", True),
-    ):
-        (folder / trial).mkdir(parents=True)
-        game = {**rules, "pddl_problem": PROBLEM, "solvable": solvable}
-        (folder / trial / "game.tw-pddl").write_text(json.dumps(game))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def game(games):
-    return next(games.glob("*/trial_2/game.tw-pddl"))
+    path = tmp_path_factory.mktemp("alfworld") / "game.tw-pddl"
+    path.write_text(json.dumps({**rules, "pddl_problem": PROBLEM, "solvable": True}))
+    return path
 
 
 def play(task, answers):
@@ -105,10 +91,3 @@ def test_another_game_than_that_of_the_list_is_refused(game):
     with pytest.raises(EnvironmentFailed) as failed:
         play({"world": "alfworld", "game": str(game), "sha256": "0" * 64}, [])
     assert failed.value.reason == REFUSED and "is not the game of the task list" in str(failed.value)
-
-
-def test_a_list_has_the_games_that_can_be_solved_in_one_order_with_their_tasks(games, game):
-    (row,) = alfworld_lists.rows(games, "val")
-    assert row["task"]["game"] == str(game) and row["task"]["sha256"] == digest(game)
-    assert row["prompt"][-1]["content"] == f"{TASK[0].upper()}{TASK[1:]}."
-    assert row["data_source"] == "alfworld_pick_and_place_simple"
