@@ -115,7 +115,9 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
         "prompts": total("groups/total") if is_logged("groups/total") else batch_size * len(steps),
         "generated_tokens": int(sum(generated_tokens(row, batch_size * n) for row in steps)),
         "trained_rows": fresh_rows + sum(map(total, ("replay/rows", "reflection/rows", "restart/rows"))),
-        "updates": total("actor/optimizer_steps") + total("actor/skipped_steps"),
+        "updates": total("actor/optimizer_steps") + total("actor/skipped_steps")
+        if any("actor/optimizer_steps" in row for row in steps)
+        else None,
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
         "sessions": _sessions(steps) if with_sessions else None,

@@ -14,6 +14,7 @@
 """The first thing to know of a run: whether restarts succeed more often than fresh attempts at the same problems."""
 
 import json
+import math
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,10 +30,10 @@ class Comparison:
     A problem gives states when few of its answers are right, and its newest states are drawn first. Set against the
     attempts by which it was found hard, restarts that change nothing would seem to double success; against all that
     came since, a policy that learns makes them look better still. So restarts wait until their problem comes again, and
-    are compared with its attempts then.
+    are compared with its attempts then, less what all fresh attempts rose by meanwhile.
 
-    The warning does not wait so long in a run of one epoch: restarts that are no better than what their problem was
-    last found by, are no better than others.
+    In a run of one epoch no problem comes again. There the warning takes the attempts that found it hard: restarts that
+    are no better than these are no better than others.
 
     It is saved with each checkpoint, so that a run that goes on tells what it would have told.
 
@@ -42,14 +43,15 @@ class Comparison:
 
     def __init__(self, patience: int):
         self.now = 0
+        self.level = 0.0
+        """Share of the fresh attempts of the last step that were right."""
         self.last: dict[str, list[int]] = {}
         """By problem: the step in which it was last tried afresh, its attempts then, and how many were right."""
-        self.waiting: dict[str, list[int]] = {}
-        """By problem: restarts since then, and how many were right."""
-        self.at_once: list[tuple[bool, float]] = []
-        """Of the step that goes on, all its updates together: whether a restart was right, and the share of its
-        problem's last attempts that was."""
-        self.steps: dict[str, deque[list[float]]] = {kind: deque(maxlen=patience) for kind in ("later", "at_once")}
+        self.waiting: dict[str, list[float]] = {}
+        """By problem: restarts since then, how many were right, and the sum of the levels when they were made."""
+        self.made: list[tuple[str, bool]] = []
+        """Restarts of the step that goes on, all its updates together."""
+        self.steps: dict[str, deque[list[float]]] = {kind: deque(maxlen=patience) for kind in ("later", "before")}
         """Of each step that had some: restarts, those that were right, and as many as fresh attempts would have got
         right."""
 
@@ -62,25 +64,32 @@ class Comparison:
 
     def add_restarts(self, restarts: Iterable[tuple[str, bool]]) -> None:
         """(problem, whether it was right) of each restart of an update."""
-        for query_id, is_right in restarts:
-            counts = self.waiting.setdefault(query_id, [0, 0])
-            counts[0] += 1
-            counts[1] += is_right
-            last, tries, right = self.last.get(query_id, (self.now, 0, 0))
-            if last < self.now:  # else it came again in this step
-                self.at_once.append((is_right, right / tries))
+        self.made += restarts
 
     def close(self) -> dict[str, float]:
         """The metrics of the step; none where no problem came again that was restarted since it came last."""
-        if found := self.at_once:
-            self.steps["at_once"].append([len(found), sum(own for own, _ in found), sum(fresh for _, fresh in found)])
-        came = [name for name in self.waiting if name in self.last and self.last[name][0] == self.now]
-        number, own, fresh = 0, 0, 0.0
-        for name in came:
-            restarts, succeeded = self.waiting.pop(name)
-            _, tries, right = self.last[name]
-            number, own, fresh = number + restarts, own + succeeded, fresh + restarts * right / tries
-        self.now, self.at_once = self.now + 1, []
+        came = {name: counts[1:] for name, counts in self.last.items() if counts[0] == self.now}
+        if came:
+            tries, right = (sum(column) for column in zip(*came.values(), strict=True))
+            self.level = right / tries
+        known = [(own, self.last[name]) for name, own in self.made if name in self.last and name not in came]
+        if known:
+            fresh = sum(right / tries for _, (_, tries, right) in known)
+            self.steps["before"].append([len(known), sum(own for own, _ in known), fresh])
+        for name, own in self.made:
+            counts = self.waiting.setdefault(name, [0, 0, 0.0])
+            for at, value in enumerate((1, own, self.level)):
+                counts[at] += value
+        self.now, self.made = self.now + 1, []
+        return self._compare(came)
+
+    def _compare(self, came: dict[str, list[int]]) -> dict[str, float]:
+        number, own, fresh = 0.0, 0.0, 0.0
+        for name in sorted(came.keys() & self.waiting.keys()):
+            restarts, succeeded, level = self.waiting.pop(name)
+            tries, right = came[name]
+            number, own = number + restarts, own + succeeded
+            fresh += restarts * (right / tries - self.level) + level
         if not number:
             return {}
         self.steps["later"].append([number, own, fresh])
@@ -88,29 +97,39 @@ class Comparison:
 
     def warning(self) -> str | None:
         """What is due where restarts succeeded no more often; told once, then the count begins anew."""
-        for steps in self.steps.values():
-            number, own, fresh = (sum(column) for column in zip(*steps, strict=True)) if steps else (0, 0, 0)
-            if len(steps) == steps.maxlen and own <= fresh:
-                length = len(steps)
-                for each in self.steps.values():
-                    each.clear()
-                return (
-                    f"of {number:,} restarts in {length} steps {own / number:.2f} succeeded, of fresh attempts at "
-                    f"the same problems {fresh / number:.2f}: restarts cost and do not help; set "
-                    "algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin"
-                )
-        return None
+        is_later = bool(self.steps["later"])
+        steps = self.steps["later" if is_later else "before"]
+        if len(steps) < (steps.maxlen or 1):
+            return None
+        number, own, fresh = (sum(column) for column in zip(*steps, strict=True))
+        share = min(1.0, max(0.0, (own + fresh) / (2 * number)))
+        # One standard error of a difference of shares: without it restarts that are worth a little would be told, too.
+        # Of attempts that found a problem hard there is no need: they are fewer right than others.
+        error = math.sqrt(2 * share * (1 - share) / number) if is_later else 0.0
+        if own and own / number + error > fresh / number:
+            return None
+        length = len(steps)
+        steps.clear()
+        return (
+            f"of {number:,.0f} restarts in {length} steps {own / number:.2f} succeeded, of fresh attempts at the same "
+            f"problems {fresh / number:.2f}: restarts cost and do not help; set algorithm.rrl.restarts.share=0, or "
+            "another algorithm.rrl.states.origin"
+        )
 
     def save(self, checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
         told = {name: dict(sorted(getattr(self, name).items())) for name in ("last", "waiting")}
-        told |= {"now": self.now, "steps": {kind: list(steps) for kind, steps in self.steps.items()}}
+        told |= {"now": self.now, "level": self.level}
+        told |= {"steps": {kind: list(steps) for kind, steps in self.steps.items()}}
         (checkpoint / FILE).write_text(json.dumps(told))
 
     def load(self, checkpoint: Path) -> None:
-        """Nothing where the checkpoint is one of a run without restarts."""
-        if (file := checkpoint / FILE).is_file():
-            told = json.loads(file.read_text())
-            self.now, self.last, self.waiting = told["now"], told["last"], told["waiting"]
-            for kind, steps in self.steps.items():
-                steps.extend(told["steps"][kind])
+        """Nothing where the checkpoint is one of a run without restarts, or of before they were compared so."""
+        file = checkpoint / FILE
+        told = json.loads(file.read_text()) if file.is_file() else {}
+        if "level" not in told:
+            return
+        for name in ("now", "level", "last", "waiting"):
+            setattr(self, name, told[name])
+        for kind, steps in self.steps.items():
+            steps.extend(told["steps"][kind])

@@ -85,7 +85,8 @@ class RRLMixin(StoredMixin, BaselineMixin):
         if self.buffer is None:
             return
         data, rollout = self.config.data, self.config.actor_rollout_ref.rollout
-        refuse(too_late(self.rrl, self.total_training_steps))
+        if not self.config.trainer.val_only:
+            refuse(too_late(self.rrl, self.total_training_steps))
         check_data(self.train_dataset.dataframe, self.rrl.states)
         self.train_dataset.dataframe = rows = with_query_ids(self.train_dataset.dataframe, data.prompt_key)
         kwargs = dict(data.get("apply_chat_template_kwargs") or {})

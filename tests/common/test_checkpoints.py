@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.trainer.checkpoints import had_store, keep, sign, told_foreign, writer_of
+from recipe.common.trainer.checkpoints import had_store, is_gone, keep, sign, told_foreign, writer_of
 from recipe.common.trainer.resume import resume_step
 
 
@@ -73,13 +73,24 @@ def test_a_checkpoint_of_another_trainer_is_told(tmp_path):
 
 
 def test_a_signature_says_whether_a_store_belongs_to_the_checkpoint(tmp_path):
+    def had(trainer, is_named=True):
+        return had_store(tmp_path, trainer, is_named)
+
     sign(tmp_path, "r3", with_store=True)
-    assert had_store(tmp_path, "r3") and had_store(tmp_path, "r3_colocate_async")
+    assert had("r3") and had("r3_colocate_async") and not had("rrl"), "that of another recipe is another store"
     sign(tmp_path, "rrl", with_store=False)
-    assert not had_store(tmp_path, "rrl"), "PPO, of the same trainer"
-    (tmp_path / "trainer.json").write_text('{"trainer": "r3"}')
-    assert had_store(tmp_path, "r3") and not had_store(tmp_path, "rrl"), "written before signatures told"
-    assert not had_store(tmp_path / "verl's own", "r3")
+    assert not had("rrl"), "PPO, of the same trainer"
+    (tmp_path / "trainer.json").write_text('{"trainer": "r3_colocate_async"}')
+    assert had("r3") and not had("rrl"), "written before signatures told"
+    (tmp_path / "trainer.json").unlink()
+    assert not had("r3") and had("r3", is_named=False), "it may be of a version that did not sign"
+
+
+def test_a_checkpoint_elsewhere_that_a_start_went_on_from_is_not_gone(tmp_path):
+    save(tmp_path / "grpo", 4)
+    named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "grpo" / "global_step_4")}
+    kept = trainer(tmp_path, max_actor_ckpt_to_keep=1)
+    assert is_gone(kept, 4, [4, 5]) and not is_gone(trainer(tmp_path, max_actor_ckpt_to_keep=1, **named), 4, [4, 5])
 
 
 def test_a_signature_says_who_wrote(tmp_path):

@@ -77,7 +77,7 @@ def test_groups_without_a_critic_can_be_asked_for(with_settings):
     assert not list(broken_rules(with_settings(WITHOUT | cut)))
 
 
-SDPA = {"critic.model.override_config": {"attn_implementation": "sdpa"}}
+SDPA = {"actor_rollout_ref.model.override_config": {"attn_implementation": "sdpa"}}
 SEPARATE = {
     "trainer.v1.trainer_mode": "rrl_separate_async",
     "trainer.v1.separate_async.parameter_sync_step": 2,
@@ -119,7 +119,7 @@ CASES = [
     ({"critic.ulysses_sequence_parallel_size": 2}, "critic.ulysses_sequence_parallel_size: 2 does nothing"),
     (
         {"critic.fsdp.ulysses_sequence_parallel_size": 2} | SDPA,
-        "critic.ulysses_sequence_parallel_size: 2 with attn_implementation=sdpa",
+        "critic.fsdp.ulysses_sequence_parallel_size: 2 with attn_implementation=sdpa",
     ),
     ({f"{OWN}.states.origin": "right", f"{OWN}.states.hard": 0.1}, f"{OWN}.states.hard: 0.1 of"),
     ({"critic.ppo_micro_batch_size_per_gpu": 4}, "critic.ppo_micro_batch_size_per_gpu: 4 does nothing"),

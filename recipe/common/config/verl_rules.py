@@ -183,12 +183,12 @@ def sequence_parallel(
     # verl's own default, of models that name no other.
     attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     if parallel != 1 and not attention.startswith("flash_attention"):
-        key, inner = (f"{name}.ulysses_sequence_parallel_size" for name in (of, f"{of}.{engine}"))
-        model_key = "actor_rollout_ref.model" if of == ACTOR else f"{of}.model"
+        outer, inner = (f"{name}.ulysses_sequence_parallel_size" for name in (of, f"{of}.{engine}"))
+        key = outer if of == ACTOR else inner
         yield Broken(
             f"{key}: {parallel} with attn_implementation={attention}: verl gathers the parts of a row for flash "
             "attention alone; here each rank would attend to its own part, and all that it computes would be wrong",
-            (f"++{model_key}.override_config.attn_implementation=flash_attention_2", f"{key}=1 {inner}=1"),
+            ("++actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2", f"{outer}=1 {inner}=1"),
         )
 
 

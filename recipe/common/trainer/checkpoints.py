@@ -37,11 +37,21 @@ def writer_of(checkpoint: Path) -> str | None:
     return told_of(checkpoint).get("trainer")
 
 
-def had_store(checkpoint: Path, trainer: str) -> bool:
-    """Whether the writer of a checkpoint that `trainer` goes on from kept a store, as that does; of one that was signed
-    before signatures told, whether it was that trainer."""
+def had_store(checkpoint: Path, trainer: str, is_named: bool) -> bool:
+    """Whether a checkpoint that `trainer` goes on from has to have a state of that trainer's store.
+
+    is_named: whether the settings name the checkpoint (resume_from_path). One that nobody signed may be of a version
+        that did not sign; it is taken for another trainer's only where it is named.
+    """
     told = told_of(checkpoint)
-    return bool(told.get(STORE, told.get("trainer") == trainer))
+    if not told:
+        return not is_named
+    return _recipe(told["trainer"]) == _recipe(trainer) and told.get(STORE, True)
+
+
+def _recipe(trainer: str) -> str:
+    """Of a name by recipe.common.modes.trainer_name, whatever the mode."""
+    return trainer.partition("_")[0]
 
 
 def told_foreign(trainer: DictConfig) -> str | None:
@@ -70,7 +80,8 @@ def is_gone(trainer: DictConfig, step: int, known: list[int]) -> bool:
     known: steps with a checkpoint, as far as they are remembered, in their order.
     """
     kept = _kept(trainer, "actor")
-    if not kept or step == 0 or step in known[-kept:]:
+    named = Path(OmegaConf.select(trainer, "resume_from_path") or "")
+    if not kept or step == 0 or step in known[-kept:] or (named.name == f"global_step_{step}" and named.is_dir()):
         return False
     return not Path(trainer.default_local_dir, f"global_step_{step}", "actor").is_dir()
 

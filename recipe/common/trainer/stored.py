@@ -74,14 +74,14 @@ class StoredMixin:
             super()._load_checkpoint()
             if self.global_steps:
                 checkpoint = checkpoint_of(self.config.trainer, self.global_steps)
-                may_skip = not had_store(checkpoint, self._name)
+                may_skip = not had_store(checkpoint, self._name, self.config.trainer.resume_mode == "resume_path")
                 self._load_beside(checkpoint)
         if (store := self._store()) is None:
             return
         model = str(self.config.actor_rollout_ref.model.path)
         identity = {"tokenizer": tokenizer_fingerprint(self.tokenizer), "model": model, **self._limits()}
         for line in store.restore(self.global_steps, identity, may_skip):
-            logger.info(f"{store.kind.name} {store.path}: {line}")
+            logger.log(logging.WARNING if may_skip else logging.INFO, f"{store.kind.name} {store.path}: {line}")
 
     def _save_checkpoint(self) -> None:
         store = self._store()

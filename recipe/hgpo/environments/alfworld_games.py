@@ -15,8 +15,8 @@
 
     task = {"world": "alfworld", "game": "/absolute/path/game.tw-pddl", "sha256": of that file, or none}
 
-TextWorld's planner engine plays them, with ALFWorld's texts and names (alfworld 0.4.2: other versions have other texts,
-and what models earn differs between them). All commands are listed, as ALFWorld lists them, `look` and `examine` too.
+TextWorld's planner engine plays them by the rules and texts that the game file brings; alfworld gives things their
+names. All commands are listed, as ALFWorld lists them, `look` and `examine` too.
 """
 
 import re

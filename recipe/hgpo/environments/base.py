@@ -61,7 +61,7 @@ class Step:
     done: bool
     """Whether the episode is over."""
     won: bool = False
-    """Whether the task is done."""
+    """Whether the task is done; the episode is over then."""
 
 
 class Environment(Protocol):
