@@ -12,8 +12,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from r3_ext.host.files import sha256
-from r3_ext.worlds.lists import AGENT_LOOP, ASKS_FOR_TAGS, write_rows
+from r3_ext.worlds.lists import ASKS_FOR_TAGS, list_digest, session_row, write_rows
 from recipe.hgpo.environments.textworld_games import digest
 
 WORLD = "alfworld"
@@ -41,20 +40,9 @@ def row(path: Path, game: dict, split: str, index: int) -> dict:
     if not asked:
         raise ValueError(f"{path} does not say what its task is")
     task = rest.partition('"')[0].strip().rstrip(".")
-    kind, name = path.parent.parent.name.partition("-")[0], digest(path)
-    return {
-        "query_id": name[:16],
-        "data_source": f"{WORLD}_{kind}",
-        "prompt": [
-            {"role": "system", "content": ASKS_FOR_TAGS},
-            {"role": "user", "content": f"{task[:1].upper()}{task[1:]}."},
-        ],
-        "ability": "agent",
-        "reward_model": {"style": "rule", "ground_truth": name},
-        "extra_info": {"index": index, "split": split, "source": WORLD},
-        "agent_name": AGENT_LOOP,
-        "task": {"world": WORLD, "game": str(path), "sha256": name},
-    }
+    played = {"world": WORLD, "game": str(path), "sha256": digest(path)}
+    kind = path.parent.parent.name.partition("-")[0]
+    return session_row(played, kind, f"{task[:1].upper()}{task[1:]}.", split, index, ASKS_FOR_TAGS)
 
 
 def main() -> None:
@@ -69,7 +57,7 @@ def main() -> None:
     write_rows(args.out, listed)
     for kind, count in sorted(Counter(each["data_source"] for each in listed).items()):
         print(f"{count:5} {kind}")
-    print(f"{len(listed):5} games, sha256 {sha256(*(each['task']['sha256'] for each in listed))}")
+    print(f"{len(listed):5} games, sha256 {list_digest(each['task']['sha256'] for each in listed)}")
 
 
 if __name__ == "__main__":

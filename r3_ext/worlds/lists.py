@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +75,27 @@ class Games:
             raise ValueError(f"new_level must not be trained on, got {self.new_level} among {self.levels}")
 
 
+def session_row(task: dict, kind: str, objective: str, split: str, index: int, system: str) -> dict:
+    """A row of a game: `task` with its world, game and sha256, of which `kind` is told apart in validation."""
+    messages = [{"role": "system", "content": system}] if system else []
+    return {
+        "query_id": task["sha256"][:16],
+        "data_source": f"{task['world']}_{kind}",
+        "prompt": [*messages, {"role": "user", "content": objective}],
+        "ability": "agent",
+        # The environment judges. Games may have the same objective: the reference tells them apart.
+        "reward_model": {"style": "rule", "ground_truth": task["sha256"]},
+        "extra_info": {"index": index, "split": split, "source": task["world"]},
+        "agent_name": AGENT_LOOP,
+        "task": task,
+    }
+
+
+def list_digest(games: Iterable[str]) -> str:
+    """Of a list, from the digests of its games in their order."""
+    return sha256("\n".join(games))
+
+
 @dataclass(frozen=True)
 class Task:
     """A game of a list."""
@@ -87,25 +108,16 @@ class Task:
 
     def row(self, split: str, index: int, system: str = "") -> dict:
         level = self.layout.level
-        messages = [{"role": "system", "content": system}] if system else []
-        return {
-            "query_id": self.sha256[:16],
-            "data_source": f"{WORLD}_level{level}" if split in (TRAIN, VAL) else f"{WORLD}_{split}_level{level}",
-            "prompt": [*messages, {"role": "user", "content": self.layout.objective}],
-            "ability": "agent",
-            # The environment judges. Games may have the same objective: the reference tells them apart.
-            "reward_model": {"style": "rule", "ground_truth": self.sha256},
-            "extra_info": {"index": index, "split": split, "source": WORLD},
-            "agent_name": AGENT_LOOP,
-            "task": {
-                "world": WORLD,
-                "game": str(self.game),
-                "sha256": self.sha256,
-                "seed": self.seed,
-                "level": level,
-                "solution_steps": len(self.layout.solution()),
-            },
+        task = {
+            "world": WORLD,
+            "game": str(self.game),
+            "sha256": self.sha256,
+            "seed": self.seed,
+            "level": level,
+            "solution_steps": len(self.layout.solution()),
         }
+        kind = f"level{level}" if split in (TRAIN, VAL) else f"{split}_level{level}"
+        return session_row(task, kind, self.layout.objective, split, index, system)
 
 
 class TaskList(NamedTuple):
@@ -114,7 +126,7 @@ class TaskList(NamedTuple):
 
     @property
     def digest(self) -> str:
-        return sha256("\n".join(task.sha256 for task in self.tasks))
+        return list_digest(task.sha256 for task in self.tasks)
 
     def rows(self, system: str = "") -> list[dict]:
         return [task.row(self.split, index, system) for index, task in enumerate(self.tasks)]
