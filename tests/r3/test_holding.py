@@ -281,7 +281,7 @@ class Resumed(R3Mixin, Loads):
         self.replay_buffer, self.history, self.tokenizer = buffer, history, tokenizer
         model = {"model": {"path": "a model"}}
         self.config = OmegaConf.create({"trainer": trainer, "actor_rollout_ref": model})
-        self.r3 = R3Config()
+        self._name, self.r3 = "r3", R3Config()
 
 
 @pytest.mark.parametrize("is_named", [False, True])
