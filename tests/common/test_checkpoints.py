@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.trainer.checkpoints import had_store, is_gone, keep, sign, told_foreign, writer_of
+from recipe.common.trainer.checkpoints import check_critic, had_store, is_gone, keep, sign, told_foreign, writer_of
 from recipe.common.trainer.resume import resume_step
 
 
@@ -70,6 +70,22 @@ def test_a_checkpoint_of_another_trainer_is_told(tmp_path):
     assert told_foreign(trainer(tmp_path, resume_mode="disable")) is None
     named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_4")}
     assert told_foreign(trainer(tmp_path, **named)) is None
+
+
+def test_a_critic_is_not_looked_for_in_a_checkpoint_without_one(tmp_path):
+    def config(enable: bool, **settings):
+        return OmegaConf.create({"critic": {"enable": enable}, "trainer": trainer(tmp_path, **settings)})
+
+    check_critic(config(True))
+    save(tmp_path, 4)
+    check_critic(config(False))
+    check_critic(config(True, resume_mode="disable"))
+    with pytest.raises(
+        ValueError, match="global_step_4 has no critic, which .*verl.model_merger merge"
+    ):
+        check_critic(config(True))
+    save(tmp_path, 5, roles=("actor", "critic"))
+    check_critic(config(True))
 
 
 def test_a_signature_says_whether_a_store_belongs_to_the_checkpoint(tmp_path):

@@ -20,6 +20,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.trainer.resume import CRITIC, WRITER, checkpoint_of, resume_step, saved_steps, told_of
+from verl.trainer.ppo.utils import need_critic
 
 STORE = "store"
 
@@ -72,6 +73,23 @@ def told_foreign(trainer: DictConfig) -> str | None:
         "taken, and nothing else of that run; with trainer.resume_mode=disable and another trainer.default_local_dir "
         "training begins at the model"
     )
+
+
+def check_critic(config: DictConfig) -> None:
+    """verl would load the critic last, after minutes, from a folder that is not there.
+
+    Raises:
+        ValueError: a start trains a critic, and the checkpoint that it goes on from has none; and see `resume_step`.
+    """
+    if not need_critic(config) or (step := resume_step(config.trainer)) < 0:
+        return
+    checkpoint = checkpoint_of(config.trainer, step)
+    if not (checkpoint / CRITIC).exists():
+        raise ValueError(
+            f"{checkpoint} has no {CRITIC}, which this run trains (critic.enable): begin at its weights with trainer."
+            "resume_mode=disable, another trainer.default_local_dir and actor_rollout_ref.model.path=FOLDER, made by "
+            f"`python -m verl.model_merger merge --backend fsdp --local_dir {checkpoint}/actor --target_dir FOLDER`"
+        )
 
 
 def is_gone(trainer: DictConfig, step: int, known: list[int]) -> bool:
