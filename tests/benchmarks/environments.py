@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--turns", type=int, default=10)
     args = parser.parse_args()
-    tasks = [row["task"] for row in task_lists(Games(), args.cache)[TRAIN].rows]
+    tasks = [row["task"] for row in task_lists(Games(), args.cache)[TRAIN].rows()]
     for number in args.sessions:
         print(asyncio.run(measure(tasks, number, args.turns)), flush=True)
 

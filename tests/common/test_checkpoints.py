@@ -80,9 +80,7 @@ def test_a_critic_is_not_looked_for_in_a_checkpoint_without_one(tmp_path):
     save(tmp_path, 4)
     check_critic(config(False))
     check_critic(config(True, resume_mode="disable"))
-    with pytest.raises(
-        ValueError, match="global_step_4 has no critic, which .*verl.model_merger merge"
-    ):
+    with pytest.raises(ValueError, match="global_step_4 has no critic, which .*verl.model_merger merge"):
         check_critic(config(True))
     save(tmp_path, 5, roles=("actor", "critic"))
     check_critic(config(True))

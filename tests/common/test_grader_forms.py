@@ -124,13 +124,14 @@ def rows(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split(" | ")] for line in table.strip().splitlines()]
 
 
-def verdict(gold: str, pred: str) -> bool | None:
-    return grade(f"So it is \\boxed{{{pred}}}.", [gold])
+def verdict(gold: str, pred: str, timeout_s: float = 5.0) -> bool | None:
+    return grade(f"So it is \\boxed{{{pred}}}.", [gold], timeout_s)
 
 
 @pytest.mark.parametrize("answer, form", [(row[0], form) for row in rows(EQUAL) for form in row[1:]])
 def test_two_forms_of_one_answer_are_equal(answer, form):
-    assert verdict(answer, form) is True and verdict(form, answer) is True
+    """In the end: SymPy took five seconds for the infinite sum on a busy machine."""
+    assert verdict(answer, form, 30) is True and verdict(form, answer, 30) is True
 
 
 @pytest.mark.parametrize("answer, other", [(row[0], other) for row in rows(DIFFERENT) for other in row[1:]])
