@@ -19,7 +19,9 @@ _update_actor         the configured number of optimizer steps, however many tur
 _compute_metrics      sessions, and what the nested groups are like            (turns.py)
 """
 
+import logging
 import math
+import os
 
 from omegaconf import DictConfig
 
@@ -31,11 +33,14 @@ from recipe.common.trainer.workers import CountingActorRolloutRefWorker, Countin
 from recipe.hgpo import episodes
 from recipe.hgpo.advantages import put_advantages, turns_of
 from recipe.hgpo.config.hgpo_rules import validate_hgpo_config
-from recipe.hgpo.turns import session_metrics
+from recipe.hgpo.turns import no_command, session_metrics
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+logger = logging.getLogger(__name__)
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 
 class HGPOMixin(FixedStepsMixin, BaselineMixin):
@@ -66,7 +71,10 @@ class HGPOMixin(FixedStepsMixin, BaselineMixin):
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         # Of all updates of a step at once: verl would average them by their rows.
         asked = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        metrics.update(session_metrics(turns_of(batch)[1], asked))
+        figures = session_metrics(turns_of(batch)[1], asked)
+        if told := no_command(figures):
+            logger.warning(f"step {self.global_steps}: {told}")
+        metrics.update(figures)
 
 
 @register_trainer(trainer_name("hgpo", SYNC))

@@ -14,13 +14,14 @@
 """What the trainer knows of a turn, and what it tells of sessions: pure functions, no Ray, no TransferQueue."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from recipe.common.rows import RowKey
+from recipe.hgpo.config.hgpo_config import KEY, SESSION
 from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE, VALID
 from recipe.hgpo.core_algos import ABSENT
 
@@ -28,6 +29,7 @@ FIELD = "turn"
 """Where a row's `extra_fields` hold what is told of its turn."""
 WON, ENDED, LAST_TURN, OUT_OF_ROOM = "won", "ended", "last_turn", "out_of_room"
 """How a session ended: won; ended by the environment otherwise; at the limit of turns; or with a prompt too long."""
+EPISODES = f"{KEY}.episodes"
 TRUNCATED = LAST_TURN, OUT_OF_ROOM
 
 
@@ -101,6 +103,21 @@ def session_metrics(turns: Sequence[Turn], expected: int | None = None) -> dict[
         "sessions/inadmissible": answers[INADMISSIBLE] / len(turns),
         "sessions/shortened_prompts": float(np.mean([turn.shortened for turn in turns])),
     }
+
+
+def no_command(figures: Mapping[str, float]) -> str | None:
+    """A sentence where no answer of a step was a command that counts: what is asked for and what is read differ.
+
+    Args:
+        figures: of `session_metrics`.
+    """
+    if figures.get("sessions/bad_format", 0) + figures.get("sessions/inadmissible", 0) < 1:
+        return None
+    return (
+        f"no answer of this step was a command that its world allows. {SESSION}.tag says where the command stands: "
+        "action, where the prompts ask for <action>...</action>; null, where the whole answer is the command. "
+        f"{EPISODES} shows what the model wrote"
+    )
 
 
 def level_metrics(groups: np.ndarray, trajectory: Sequence) -> dict[str, float]:

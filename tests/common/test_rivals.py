@@ -12,6 +12,7 @@ from recipe.common.queue import KVBatchMeta
 from recipe.common.rivals import rl_zvp
 from recipe.common.rivals.ngrpo import ngrpo_advantage
 from recipe.common.rivals.rl_zvp import ALPHA, put_advantages, rl_zvp_advantage, zero_variance_advantage
+from recipe.common.rows import RowTag
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 
@@ -37,10 +38,11 @@ def test_ngrpo_pushes_all_wrong_groups_down_and_leaves_all_right_ones():
     assert ngrpo([0] * 8 + [1] * 8, "a" * 8 + "b" * 8) == pytest.approx([-1 / 3] * 8 + [0] * 8, abs=1e-4)
 
 
-def test_ngrpos_virtual_answer_is_as_good_as_the_best_of_the_batch():
-    with_bonus = ngrpo([0] * 8 + [2.0, 1.5], "a" * 8 + "bb")
+def test_ngrpos_virtual_answer_is_as_good_as_the_best_of_its_group():
+    with_bonus = ngrpo([0] * 8 + [2.0, 1.5] + [1.7] * 3, "a" * 8 + "bb" + "ccc")
     assert with_bonus[:8] == pytest.approx([-1 / 3] * 8, abs=1e-4), "whatever the best is"
-    assert with_bonus[8:] == pytest.approx([(2 - 11 / 6) / 0.288675, (1.5 - 11 / 6) / 0.288675], abs=1e-4)
+    assert with_bonus[8:10] == pytest.approx([(2 - 11 / 6) / 0.288675, (1.5 - 11 / 6) / 0.288675], abs=1e-4)
+    assert with_bonus[10:] == [0, 0, 0], "right answers alike, beside a group with shorter ones"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -48,10 +50,10 @@ def test_ngrpo_in_any_order_and_by_a_slow_loop(seed):
     rng = np.random.default_rng(seed)
     rewards = (rng.integers(0, 2, 24) * (1 + rng.random(24))).astype(np.float32).tolist()
     names = rng.integers(0, 4, 24).tolist()
-    best = max(1.0, *rewards)
     expected = []
     for reward, name in zip(rewards, names, strict=True):
-        group = [r for r, other in zip(rewards, names, strict=True) if other == name] + [best]
+        group = [r for r, other in zip(rewards, names, strict=True) if other == name]
+        group.append(max(1.0, *group))
         expected.append((reward - statistics.fmean(group)) / (statistics.stdev(group) + 1e-6))
     assert ngrpo(rewards, names) == pytest.approx(expected, abs=1e-4)
     order = rng.permutation(24)
@@ -92,30 +94,35 @@ def test_where_rewards_differ_rl_zvp_is_verls_grpo_bit_for_bit():
     assert ours.equal(compute_grpo_outcome_advantage(rewards, mask, index)[0])
 
 
-def test_rl_zvp_writes_the_groups_of_equal_rewards_and_no_other(transfer_queue):
-    """Groups: mixed, all wrong, all right; and verl's padding."""
-    scores = {"mixed": [1.0, 0.0], "wrong": [0.0, 0.0], "right": [1.0, 1.0]}
-    keys = [f"{uid}_{session}_0" for uid in scores for session in range(2)] + ["pad0_0_0"]
-    rewards = [score for group in scores.values() for score in group] + [0.0]
+def test_rl_zvp_writes_the_dead_groups_and_no_other(transfer_queue):
+    """Groups: mixed; all wrong; all right, with unequal bonus; one that nobody judged; and verl's padding."""
+    scores = {"mixed": [1.0, 0.0], "wrong": [0.0, 0.0], "right": [1.9, 1.2], "failed": [0.0, 0.0]}
+    keys = [f"{uid}_{session}_0" for uid in scores for session in range(2)]
+    judged = [(uid, score, float(score >= 1)) for uid, group in scores.items() for score in group]
+    tags = [
+        RowTag(uid, correct=grade == 1, score=score, grade=grade, reward_error=uid == "failed").to_tag()
+        for uid, score, grade in judged
+    ]
+    described = KVBatchMeta(partition_id=queue.TRAIN, keys=keys, tags=tags, extra_info={})
+    padded = [*keys, "pad0_0_0"]
     rows = [
         {
-            "rm_scores": torch.tensor([0.0, reward]),
             "entropy": torch.tensor([1.0, 3.0]),
             "response_mask": torch.ones(2, dtype=torch.int64) * (key != "pad0_0_0"),
-            "advantages": torch.full((2,), 0.7 if key.startswith("mixed") else 0.0),
+            "advantages": torch.full((2,), 0.7 if key.startswith(("mixed", "right")) else 0.0),
         }
-        for key, reward in zip(keys, rewards, strict=True)
+        for key in padded
     ]
-    tags = [{"is_padding": key == "pad0_0_0"} for key in keys]
-    queue.write(queue.TRAIN, keys, rows, tags)
-    batch = KVBatchMeta(partition_id=queue.TRAIN, keys=keys, tags=tags, extra_info={})
+    tags = [*tags, {"is_padding": True}]
+    queue.write(queue.TRAIN, padded, rows, tags)
+    batch = KVBatchMeta(partition_id=queue.TRAIN, keys=padded, tags=tags, extra_info={})
     try:
-        metrics = put_advantages(batch, correct=1.0)
+        metrics = put_advantages(batch, described)
         found = [[round(one, 5) for one in row["advantages"].tolist()] for row in queue.read(batch, ["advantages"])]
     finally:
-        queue.clear(queue.TRAIN, keys)
-    assert found == [[0.7, 0.7]] * 2 + [[-0.2, 0.0]] * 2 + [[0.1, 0.3]] * 2 + [[0.0, 0.0]]
-    assert metrics == {"rl_zvp/rows": 4 / 6}
+        queue.clear(queue.TRAIN, padded)
+    assert found == [[0.7, 0.7]] * 2 + [[-0.2, 0.0]] * 2 + [[0.1, 0.3]] * 2 + [[0.0, 0.0]] * 3
+    assert metrics == {"rl_zvp/rows": 4 / 8}
 
 
 def test_the_mixin_touches_no_other_estimator():

@@ -4,7 +4,7 @@ import pytest
 
 from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE
 from recipe.hgpo.core_algos import context_groups
-from recipe.hgpo.turns import ENDED, LAST_TURN, WON, Turn, level_metrics, session_metrics
+from recipe.hgpo.turns import ENDED, LAST_TURN, WON, Turn, level_metrics, no_command, session_metrics
 
 
 def session(number: int, *turns: Turn, uid: str = "u") -> list[Turn]:
@@ -36,6 +36,13 @@ def test_sessions_weigh_alike_however_many_turns_they_have():
 def test_answers_and_prompts_are_shares_of_turns():
     found = session_metrics([*SHORT, *LONG])
     assert [found[f"sessions/{name}"] for name in ("bad_format", "inadmissible", "shortened_prompts")] == [1 / 8] * 3
+
+
+def test_it_is_told_where_no_answer_is_a_command():
+    """As with prompts that ask for tags and a setting that looks for none."""
+    mute = session(0, Turn("P", 0.0, answer=INADMISSIBLE), Turn("P", 0.0, answer=BAD_FORMAT, end=LAST_TURN))
+    assert "actor_rollout_ref.rollout.custom.session.tag says" in no_command(session_metrics(mute))
+    assert no_command(session_metrics([*mute, *SHORT])) is None and no_command(session_metrics([], 4)) is None
 
 
 def test_sessions_without_a_row_failed():

@@ -24,7 +24,7 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 BEST = 1.0
-"""Reward of a right answer. Where a batch has a higher one, with the length bonus, that is the best."""
+"""Reward of a right answer. Where a group has a higher one, with the length bonus, that is the virtual one's."""
 
 
 @register_adv_est("ngrpo")
@@ -34,7 +34,8 @@ def ngrpo_advantage(
     """A_i = (r_i - mean) / (std + epsilon), mean and std (of a sample) of the group's rewards and one virtual r_max.
 
     Of 8 answers one right: 1.764 and -0.504, where GRPO has 2.475 and -0.354. All wrong: each -1/3, whatever r_max is.
-    All right, without the length bonus: 0.
+    All right and alike: 0, as in the paper. The best of the whole batch would push such a group down wherever another
+    has a shorter right answer.
 
     Args:
         token_level_rewards, response_mask: (B, T). index: (B,) group of each row.
@@ -43,13 +44,13 @@ def ngrpo_advantage(
         (B, T) advantages, twice: verl wants returns, too.
     """
     reward_B = token_level_rewards.sum(dim=-1)
-    best = reward_B.new_tensor([max(BEST, reward_B.max().item())])
     groups = defaultdict(list)
     for row, name in enumerate(index):
         groups[name].append(row)
     advantage_B = torch.zeros_like(reward_B)
     for rows in groups.values():
-        with_virtual = torch.cat([reward_B[rows], best])
+        best = reward_B[rows].max().clamp(min=BEST)
+        with_virtual = torch.cat([reward_B[rows], best[None]])
         advantage_B[rows] = (reward_B[rows] - with_virtual.mean()) / (with_virtual.std() + epsilon)
     advantages = advantage_B[:, None] * response_mask
     return advantages, advantages

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""RL-ZVP (arXiv 2509.21880): groups of equal rewards train by their outcome, each token by its entropy.
+"""RL-ZVP (arXiv 2509.21880): dead groups train by their outcome, each token by its entropy.
 
 `algorithm.adv_estimator=rl_zvp`. verl hands an estimator no entropies: `RLZVPMixin` writes these advantages afterwards.
 """
@@ -19,24 +19,22 @@
 # pyright: reportAttributeAccessIssue=false
 # The mixin is laid over a trainer of verl's.
 
-from collections import defaultdict
-
 import torch
 
 from recipe.common import queue
-from recipe.common.outcome import correct_from
+from recipe.common.outcome import dead_outcome
 from recipe.common.queue import KVBatchMeta
-from recipe.common.rows import uid_of
+from recipe.common.rows import groups_of, tags_of
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
 
 NAME = "rl_zvp"
 ALPHA = 0.1
-"""Size of these advantages, per nat."""
+"""Size of these advantages, per nat: a choice of ours, as the paper's was not at hand."""
 
 
 @register_adv_est(NAME)
 def rl_zvp_advantage(token_level_rewards, response_mask, index, config, **_) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's GRPO, which groups of other rewards have here, too."""
+    """verl's GRPO, which the groups that are not dead have here, too."""
     return compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=config.norm_adv_by_std_in_grpo
     )
@@ -56,34 +54,37 @@ def zero_variance_advantage(entropy: torch.Tensor, mask: torch.Tensor, is_right:
     return ALPHA * size * mask
 
 
-def put_advantages(batch: KVBatchMeta, correct: float) -> dict[str, float]:
-    """Replace the advantages, 0 until now, of groups of equal rewards; returns the share of rows that got some.
+def put_advantages(batch: KVBatchMeta, described: KVBatchMeta) -> dict[str, float]:
+    """Replace the advantages of dead groups; returns the share of rows that got some.
+
+    By correctness, as the paper's reward is: right answers that differ in their length bonus alone are a dead group.
+    A group that nobody could judge is left alone.
 
     Args:
-        correct: reward from which an answer is right.
+        described: the rows of the batch that are no padding, with tags of their outcome.
     """
-    kept = [at for at, tag in enumerate(batch.tags) if not tag.get("is_padding")]
-    rows = queue.read(batch, ["rm_scores", "entropy", "response_mask", "advantages"])
-    rewards = [float(row["rm_scores"].sum()) for row in rows]
-    groups = defaultdict(list)
-    for at in kept:
-        groups[uid_of(batch.keys[at])].append(at)
+    tags, outcome = tags_of(described), {}
+    for positions in groups_of(described.keys, tags).values():
+        group = [tags[at] for at in positions]
+        is_right = dead_outcome(group)
+        if is_right is not None and not all(tag.reward_error for tag in group):
+            outcome |= dict.fromkeys((described.keys[at] for at in positions), is_right)
+    rows = queue.read(batch, ["entropy", "response_mask", "advantages"])
     values = [row["advantages"] for row in rows]
-    equal = [positions for positions in groups.values() if len({rewards[at] for at in positions}) == 1]
-    for at in (at for positions in equal for at in positions):
-        row = rows[at]
-        of_row = zero_variance_advantage(row["entropy"].float(), row["response_mask"], rewards[at] >= correct)
-        values[at] = of_row.to(row["advantages"].dtype)
+    for at, (key, row) in enumerate(zip(batch.keys, rows, strict=True)):
+        if key in outcome:
+            of_row = zero_variance_advantage(row["entropy"].float(), row["response_mask"], outcome[key])
+            values[at] = of_row.to(row["advantages"].dtype)
     for field in ("advantages", "returns"):
         queue.write_column(str(batch.partition_id), batch.keys, field, values)
-    return {"rl_zvp/rows": sum(map(len, equal)) / max(1, len(kept))}
+    return {"rl_zvp/rows": len(outcome) / max(1, len(described.keys))}
 
 
 class RLZVPMixin:
-    """On a trainer of verl's, where `algorithm.adv_estimator` is rl_zvp."""
+    """On a measured trainer, where `algorithm.adv_estimator` is rl_zvp."""
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         if self.config.algorithm.adv_estimator == NAME:
-            metrics.update(put_advantages(batch, correct_from(self.config)))
+            metrics.update(put_advantages(batch, self._described(batch)))
         return batch

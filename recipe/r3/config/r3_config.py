@@ -95,9 +95,9 @@ class ReplayConfig(BaseConfig):
     the policy before the update, as for fresh rows. What became unlikely since is not pushed down further by `tapered`
     (TOPR, arXiv 2503.14286, does so answer by answer). It acts with replay.outcome=both or wrong alone."""
     outcome: str = "correct"
-    """[U] Replay `correct` answers only, into all-wrong groups, `wrong` ones only, or `both` as the paper does. A wrong
-    answer of long ago teaches an all-right group little, and pushes down what right ones share with it. `any_prompt`
-    replays correct ones to any query, each under its own prompt (as POPO does, arXiv 2606.01281): to compare with."""
+    """[U] Replay `correct` answers only, into all-wrong groups, `wrong` ones only, `both` as the paper does, or right
+    ones to `any_prompt`. A wrong answer of long ago teaches an all-right group little, and pushes down what right ones
+    share with it. Answers to any query, each under its own prompt, are there to compare with."""
     trains: str = "replayed"
     """[U] Which rows of a group with replayed rows take their advantage from eq. (3): `replayed`, `fresh` or `all`, as
     in the paper. With `replayed` the fresh ones keep what GRPO gives them; with `fresh` the others enter mean and std
@@ -139,10 +139,10 @@ class ReflectionConfig(BaseConfig):
     """[U] When an all-wrong group is asked again: at the `next_visit` of its query (the paper's), in the `next_step`
     or `at_once`. Hard queries that the history knows are asked with their batch in all three."""
     ask: str = "adaptive"
-    """[U] Prompt that asks all-wrong groups sooner: `reflection`, `plain` or `adaptive`. Answers to the plain prompt
-    join the group, on policy. `adaptive` follows what each of the two has found for a token in this run. `restart` does
-    as well, but where the history holds a right answer: answers then go on from a part of it, and a right one is
-    replayed in its place."""
+    """[U] How all-wrong groups are asked sooner: by `reflection`, `plain`, `adaptive` or `restart`. Answers to the
+    plain prompt join the group, on policy. `adaptive` follows what each of the two has found for a token in this run.
+    `restart` does as well, but where the history holds a right answer: answers then go on from a part of it, and a
+    right one is replayed in its place."""
     threshold: float = 0.25
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4
