@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from r3_ext.study import design
-from tests.benchmarks.calibration import lines, noise
+from tests.benchmarks.calibration import EFFECT, FAMILY, LEVEL, Noise, lines, noise, power
 
 RESULTS = Path(__file__).parents[2] / "examples" / "results"
 
@@ -25,10 +26,24 @@ def test_it_is_the_root_of_the_mean_squared_difference_for_what_is_learned():
 
 
 def test_worlds_follow_from_power():
-    # z 1.960 and 0.842: (2.802 * 0.057 / 0.06)^2 = 7.1 worlds; without noise two are needed for an interval.
     found = noise([(curve(0.2, 0.557), curve(0.2, 0.5))] * 3, "accuracy", 100)
-    assert found.needed() == 8
-    assert noise([(curve(0, 1), curve(0, 1))], "accuracy", 100).needed() == 2
+    assert found.needed() == 14
+    assert noise([(curve(0, 1), curve(0, 1))], "accuracy", 100).needed() == 3, "fewer have no verdict"
+
+
+def test_power_is_the_share_of_tests_that_find_the_effect():
+    rng, worlds, sd = np.random.default_rng(0), 10, 0.06
+    tests = stats.ttest_1samp(rng.normal(EFFECT, sd, (20_000, worlds)), 0, axis=1)
+    found = np.mean((tests.pvalue < LEVEL / FAMILY) & (tests.statistic > 0))
+    assert power(sd, worlds) == pytest.approx(found, abs=0.01)
+
+
+def test_the_limits_of_a_deviation_hold_it_in_95_of_100_cases():
+    rng, worlds, held = np.random.default_rng(0), 4, 0
+    for differences in rng.normal(0, 1, (2000, worlds)):
+        low, high = Noise(worlds, 0.0, float(np.sqrt(np.mean(differences**2))), 1.0).limits()
+        held += low < 1 < high
+    assert held / 2000 == pytest.approx(0.95, abs=0.015)
 
 
 def test_the_plan_cites_the_records():

@@ -20,7 +20,6 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.trainer.resume import CRITIC, WRITER, checkpoint_of, resume_step, saved_steps, told_of
-from verl.trainer.ppo.utils import need_critic
 
 STORE = "store"
 
@@ -81,10 +80,12 @@ def check_critic(config: DictConfig) -> None:
     Raises:
         ValueError: a start trains a critic, and the checkpoint that it goes on from has none; and see `resume_step`.
     """
-    if not need_critic(config) or (step := resume_step(config.trainer)) < 0:
+    if (step := resume_step(config.trainer)) < 0:
         return
+    from verl.trainer.ppo.utils import need_critic  # loads torch, which a launcher must not have
+
     checkpoint = checkpoint_of(config.trainer, step)
-    if not (checkpoint / CRITIC).exists():
+    if need_critic(config) and not (checkpoint / CRITIC).exists():
         raise ValueError(
             f"{checkpoint} has no {CRITIC}, which this run trains (critic.enable): begin at its weights with trainer."
             "resume_mode=disable, another trainer.default_local_dir and actor_rollout_ref.model.path=FOLDER, made by "
