@@ -51,4 +51,5 @@ def test_the_plan_cites_the_records():
     (first,) = [line for line in lines(RESULTS / "first_step", ("grpo", "r3"), [30000]) if "| accuracy |" in line]
     assert "| 12 | 30,000 | accuracy | 0.057 |" in first and "| +0.190 |" in first and "0.057 at the end" in cited
     (old,) = [line for line in lines(RESULTS / "worlds", ("grpo", "none"), [60000]) if "| accuracy |" in line]
-    assert "| 6 | 60,000 | accuracy | 0.236 |" in old and "from itself by 0.236 at the end, while 0.32 was learned" in cited
+    assert "| 6 | 60,000 | accuracy | 0.236 |" in old
+    assert "from itself by 0.236 at the end, while 0.32 was learned" in cited
