@@ -29,7 +29,6 @@ FIELD = "turn"
 """Where a row's `extra_fields` hold what is told of its turn."""
 WON, ENDED, LAST_TURN, OUT_OF_ROOM = "won", "ended", "last_turn", "out_of_room"
 """How a session ended: won; ended by the environment otherwise; at the limit of turns; or with a prompt too long."""
-EPISODES = f"{KEY}.episodes"
 TRUNCATED = LAST_TURN, OUT_OF_ROOM
 
 
@@ -116,7 +115,7 @@ def no_command(figures: Mapping[str, float]) -> str | None:
     return (
         f"no answer of this step was a command that its world allows. {SESSION}.tag says where the command stands: "
         "action, where the prompts ask for <action>...</action>; null, where the whole answer is the command. "
-        f"{EPISODES} shows what the model wrote"
+        f"{KEY}.episodes shows what the model wrote"
     )
 
 

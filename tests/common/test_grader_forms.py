@@ -130,8 +130,9 @@ def verdict(gold: str, pred: str, timeout_s: float = 5.0) -> bool | None:
 
 @pytest.mark.parametrize("answer, form", [(row[0], form) for row in rows(EQUAL) for form in row[1:]])
 def test_two_forms_of_one_answer_are_equal(answer, form):
-    """In the end: SymPy took five seconds for the infinite sum on a busy machine."""
-    assert verdict(answer, form, 30) is True and verdict(form, answer, 30) is True
+    # SymPy took five seconds for the infinite sum on a busy machine.
+    given = {"timeout_s": 30.0} if "sum" in answer + form else {}
+    assert verdict(answer, form, **given) is True and verdict(form, answer, **given) is True
 
 
 @pytest.mark.parametrize("answer, other", [(row[0], other) for row in rows(DIFFERENT) for other in row[1:]])

@@ -35,7 +35,8 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
         assert (out / file).read_text() == (RESULTS / name / file).read_text(), file
     page = (out / "results.md").read_text()
     begun = {arm.rpartition("/")[0] for arm in record.read_curves(RESULTS / name)}
-    assert begun and begun <= {one.folder for one in read_design(plan).experiments}
+    planned = {one.folder for one in read_design(plan).experiments}
+    assert begun == planned or (begun < planned and "not complete" in (RESULTS / name / "README.md").read_text())
     assert all(f"![Every world of every arm]({folder}/dots.png)" in page for folder in begun)
 
 

@@ -49,8 +49,8 @@ def ngrpo_advantage(
         groups[name].append(row)
     advantage_B = torch.zeros_like(reward_B)
     for rows in groups.values():
-        best = reward_B[rows].max().clamp(min=BEST)
-        with_virtual = torch.cat([reward_B[rows], best[None]])
-        advantage_B[rows] = (reward_B[rows] - with_virtual.mean()) / (with_virtual.std() + epsilon)
+        group = reward_B[rows]
+        with_virtual = torch.cat([group, group.max().clamp(min=BEST)[None]])
+        advantage_B[rows] = (group - with_virtual.mean()) / (with_virtual.std() + epsilon)
     advantages = advantage_B[:, None] * response_mask
     return advantages, advantages
