@@ -79,6 +79,7 @@ ARMS = {
     "failures": Arm("R^3, every row trained, failures replayed only", "r3", _replay(trains="all", outcome="wrong")),
     "next_epoch": Arm("R^3, only stored answers replayed", "r3", _replay(same_step="False")),
     "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
+    "more": Arm("R^3, two right answers replayed to a group", "r3", _replay(k="2")),
     "next_visit": Arm("R^3, all-wrong groups asked at the next visit", "r3", _asked("next_visit")),
     "next_step": Arm("R^3, all-wrong groups asked in the next step", "r3", _asked("next_step")),
     "at_once": Arm("R^3, all-wrong groups asked at once", "r3", _asked("at_once")),

@@ -20,7 +20,7 @@ def r3_settings(overrides):
 @pytest.mark.parametrize(
     ("name", "than"),
     [
-        *((name, "r3") for name in ("whole", "contrast", "next_epoch")),
+        *((name, "r3") for name in ("whole", "contrast", "next_epoch", "more")),
         ("both", "whole"),
         ("failures", "whole"),
     ],
