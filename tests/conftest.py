@@ -9,23 +9,37 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+QUEUE = "transfer_queue"
+waiting: set[str] = set()
+"""Files whose tests are still to use the queue."""
+
+
+@pytest.hookimpl(trylast=True)  # what is left out is not waited for
 def pytest_collection_modifyitems(items) -> None:
-    """What starts Ray is slow, wherever it stands."""
+    """What starts Ray is slow, wherever it stands. It comes first, so that all of it has one Ray, and no other test any."""
     for item in items:
-        if "transfer_queue" in item.fixturenames:
+        if QUEUE in item.fixturenames:
             item.add_marker("slow")
+            waiting.add(item.path)
+    items.sort(key=lambda item: QUEUE not in item.fixturenames)
 
 
 @pytest.fixture(scope="module")
-def transfer_queue():
-    """verl's queue, in a Ray of its own."""
+def transfer_queue(request):
+    """verl's queue, empty, in a Ray of its own."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
-    ray.init("local", num_cpus=4, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
-    storage = {"SimpleStorage": {"total_storage_size": 1000, "num_data_storage_units": 1}}
-    tq.init(OmegaConf.create({"backend": {"storage_backend": "SimpleStorage", **storage}}))
+    if not ray.is_initialized():
+        ray.init("local", num_cpus=4, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
+        storage = {"SimpleStorage": {"total_storage_size": 1000, "num_data_storage_units": 1}}
+        tq.init(OmegaConf.create({"backend": {"storage_backend": "SimpleStorage", **storage}}))
     yield
-    tq.close()
-    ray.shutdown()
+    waiting.discard(request.path)
+    for partition, items in tq.kv_list().items():
+        if items:
+            tq.kv_clear(keys=list(items), partition_id=partition)
+    if not waiting:
+        tq.close()
+        ray.shutdown()
