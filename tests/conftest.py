@@ -16,7 +16,7 @@ waiting: set[str] = set()
 
 @pytest.hookimpl(trylast=True)  # what is left out is not waited for
 def pytest_collection_modifyitems(items) -> None:
-    """What starts Ray is slow, wherever it stands. It comes first, so that all of it has one Ray, and no other test any."""
+    """What starts Ray is slow, wherever it stands. It comes first: one Ray for all of it, none for others."""
     for item in items:
         if QUEUE in item.fixturenames:
             item.add_marker("slow")
