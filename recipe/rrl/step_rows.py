@@ -54,8 +54,9 @@ def read_rows(described: KVBatchMeta, with_values: bool) -> list[StepRow]:
             query_id=str(row["query_id"]),
             tag=tag,
             tokens=row["responses"].numpy(force=True),
-            values=row["values"].numpy(force=True) if with_values else None,
-            log_probs=row["old_log_probs"].numpy(force=True),
+            # numpy has no bf16, in which a critic trains on GPUs.
+            values=row["values"].float().numpy(force=True) if with_values else None,
+            log_probs=row["old_log_probs"].float().numpy(force=True),
         )
         for key, tag, row in zip(described.keys, tags_of(described), rows, strict=True)
     ]

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from recipe.common import queue
+from recipe.common.queue import KVBatchMeta
 from recipe.common.rows import RESTART, RowTag
-from recipe.rrl.step_rows import StepRow, answers_of, restart_figures, tries_of
+from recipe.rrl.step_rows import StepRow, answers_of, read_rows, restart_figures, tries_of
 
 
 def row(right=False, prefix=0, query="q", value=0.5, tokens=(1, 2, 3, 4), failed=False) -> StepRow:
@@ -16,6 +19,19 @@ def row(right=False, prefix=0, query="q", value=0.5, tokens=(1, 2, 3, 4), failed
     values = np.full(len(tokens), -9.0)
     values[prefix] = value
     return StepRow("u", query, tag, np.array(tokens), values, -np.arange(1.0, len(tokens) + 1))
+
+
+def test_values_and_log_probs_in_bf16_as_gpus_have_them_are_read(monkeypatch):
+    """numpy has no bf16."""
+    numbers = torch.tensor([0.5, -1.25])
+    stored = {"responses": torch.tensor([3, 4]), "query_id": "q"}
+    stored |= dict.fromkeys(("old_log_probs", "values"), numbers.bfloat16())
+    monkeypatch.setattr(queue, "read", lambda described, fields: [{name: stored[name] for name in fields}])
+    described = KVBatchMeta(partition_id=queue.TRAIN, keys=["u_0_0"], tags=[RowTag(group="q").to_tag()])
+    [found] = read_rows(described, with_values=True)
+    assert found.values.tolist() == found.log_probs.tolist() == numbers.tolist()
+    [found] = read_rows(described, with_values=False)
+    assert found.values is None
 
 
 def test_a_state_is_known_by_its_problem_and_its_tokens():
