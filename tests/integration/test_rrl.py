@@ -73,9 +73,10 @@ def gradients(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def restarts(train, recorded, gradients) -> Run:
-    """A run with restarts, its rollouts written down, and what the workers computed."""
+    """A run with restarts in bf16, as on GPUs, its rollouts written down, and what the workers computed."""
     seen = [modules(*OURS, seen_gradients.__name__), f"+{ENVIRONMENT}.{seen_gradients.FOLDER}={gradients}"]
-    return train("rrl", "restarts", *EARLY, "trainer.save_freq=1", *skip_overrides(recorded), *seen)
+    in_bf16 = f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16"
+    return train("rrl", "restarts", *EARLY, in_bf16, "trainer.save_freq=1", *skip_overrides(recorded), *seen)
 
 
 def test_a_share_of_the_prompts_begins_at_states_and_is_counted_apart(restarts):
