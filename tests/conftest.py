@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -8,25 +9,27 @@ import pytest
 # it would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
 QUEUE = "transfer_queue"
-waiting: set[str] = set()
+waiting: set[Path] = set()
 """Files whose tests are still to use the queue."""
 
 
-@pytest.hookimpl(trylast=True)  # what is left out is not waited for
 def pytest_collection_modifyitems(items) -> None:
     """What starts Ray is slow, wherever it stands. It comes first: one Ray for all of it, none for others."""
     for item in items:
         if QUEUE in item.fixturenames:
             item.add_marker("slow")
-            waiting.add(item.path)
     items.sort(key=lambda item: QUEUE not in item.fixturenames)
 
 
+def pytest_collection_finish(session) -> None:
+    """Here it is known what is left out, which is not waited for."""
+    waiting.update(item.path for item in session.items if QUEUE in item.fixturenames)
+
+
 @pytest.fixture(scope="module")
-def transfer_queue(request):
-    """verl's queue, empty, in a Ray of its own."""
+def running_queue(request):
+    """verl's queue in a Ray of its own, which goes on until no file waits for it."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -37,9 +40,17 @@ def transfer_queue(request):
         tq.init(OmegaConf.create({"backend": {"storage_backend": "SimpleStorage", **storage}}))
     yield
     waiting.discard(request.path)
-    for partition, items in tq.kv_list().items():
-        if items:
-            tq.kv_clear(keys=list(items), partition_id=partition)
     if not waiting:
         tq.close()
         ray.shutdown()
+
+
+@pytest.fixture
+def transfer_queue(running_queue):
+    """verl's queue, emptied after each test."""
+    import transfer_queue as tq
+
+    yield
+    for partition, items in tq.kv_list().items():
+        if items:
+            tq.kv_clear(keys=list(items), partition_id=partition)

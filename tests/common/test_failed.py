@@ -14,10 +14,7 @@ HUNG, ENDED = "the environment hung: raise the deadline", "its process ended"
 @pytest.fixture(params=[("sync", ReplayBuffer), ("separate_async", ReplayBufferAsync)], ids=lambda param: param[0])
 def buffer(transfer_queue, request):
     mode, cls = request.param
-    yield watched(cls(mode, {}, None, "drop", {}, poll_interval=0.02, refill_fn=lambda count: None))
-    for partition, tags in tq.kv_list().items():
-        if tags:
-            queue.clear(partition, [*tags])
+    return watched(cls(mode, {}, None, "drop", {}, poll_interval=0.02, refill_fn=lambda count: None))
 
 
 def finish(uid: str, partition: str, failed: dict[int, str], rows: int = 0) -> None:

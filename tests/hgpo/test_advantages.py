@@ -25,7 +25,7 @@ def turns_of(uid: str, *sessions: tuple[str, float]) -> list[Turn]:
 
 @pytest.fixture
 def put(transfer_queue):
-    """Writes rows as verl's trainer has them when advantages are computed; the queue is emptied afterwards."""
+    """Writes rows as verl's trainer has them when advantages are computed."""
 
     def put(turns: list[Turn], padding: int = 0, episode: float = 0.5) -> KVBatchMeta:
         keys = [f"{turn.uid}_{turn.session}_{turn.index}" for turn in turns]
@@ -43,9 +43,7 @@ def put(transfer_queue):
         queue.write(queue.TRAIN, keys, rows, tags)
         return KVBatchMeta(partition_id=queue.TRAIN, keys=keys, tags=tags, extra_info={})
 
-    yield put
-    if found := [*queue.prompts_and_rows()[1]]:
-        queue.clear(queue.TRAIN, found)
+    return put
 
 
 def written(batch: KVBatchMeta, field: str = "advantages") -> list[list[float]]:

@@ -113,11 +113,8 @@ def test_a_step_leaves_a_line_with_the_advantages_that_are_trained(transfer_queu
     queue.write(queue.TRAIN, keys, rows, tags)
     batch = KVBatchMeta(partition_id=queue.TRAIN, keys=keys, tags=tags, extra_info={})
     hgpo = HGPOConfig(episodes=str(tmp_path / "new" / "episodes.jsonl"))
-    try:
-        for step in (1, 2, 5):
-            episodes.write_down(batch, hgpo, Letters(), step, test_freq=5)
-    finally:
-        queue.clear(queue.TRAIN, keys)
+    for step in (1, 2, 5):
+        episodes.write_down(batch, hgpo, Letters(), step, test_freq=5)
     lines = [json.loads(line) for line in open(hgpo.episodes)]
     assert [line["step"] for line in lines] == [1, 5] and lines[0]["task"] == "Eat."
     [best, worst] = lines[0]["sessions"]

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-import transfer_queue as tq
 from collector import replayer
 from configured import part
 from hydra import compose, initialize_config_dir
@@ -52,23 +51,20 @@ def path(tmp_path):
 
 @pytest.fixture
 def make_buffer(transfer_queue, history):
-    """make_buffer(stall_timeout_s, check_workers, **replay settings); the queue is emptied afterwards."""
+    """make_buffer(stall_timeout_s, check_workers, **replay settings)"""
 
     def make(stall_timeout_s: float = 30.0, check_workers=lambda: None, **replay) -> R3ReplayBuffer:
         buffer = R3ReplayBuffer("sync", {}, None, "drop", OmegaConf.create({}), poll_interval=0.02)
         buffer.attach(replayer(history, **replay), StallWatch(stall_timeout_s, "stall_timeout_s"), check_workers)
         return buffer
 
-    yield make
-    for partition, items in tq.kv_list().items():
-        if items:
-            tq.kv_clear(keys=list(items), partition_id=partition)
+    return make
 
 
 @pytest.fixture
 def make_async(make_buffer, history):
     """make_async(cap, strategy, threshold, refills, stall_timeout_s): `refills` takes up how many prompts
-    verl asks for. make_buffer empties the queue afterwards."""
+    verl asks for."""
 
     def make(cap=2, strategy="wait", threshold=3, refills=None, stall_timeout_s=5.0, **replay) -> R3ReplayBufferAsync:
         settings = OmegaConf.create({})
