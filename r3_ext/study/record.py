@@ -24,11 +24,12 @@ COMMIT = "commit"
 _SPENT = {TOKENS: "generated_tokens", TURNS: "turns"}
 """What a budget counts, as a column; all cells of a record count the same."""
 COUNTS = (
-    *("steps", "generated_tokens", "reflection_tokens", *(f"groups_{name}" for name in GROUPS)),
+    *("steps", "generated_tokens", "reflection_tokens", "prompt_tokens", *(f"groups_{name}" for name in GROUPS)),
     *("replayed_rows", "reflection_prompts", "reflection_solved"),
     *("updates", "trained_rows", "seconds"),
 )
-"""`updates` are optimizer steps; `seconds` are those of the whole run, start-up included."""
+"""`prompt_tokens` are those of the prompts, once for each answer; `updates` are optimizer steps; `seconds` are those of
+the whole run, start-up included."""
 Curves = dict[str, dict[int, Curve]]
 """By arm and seed."""
 Ledger = dict[str, dict[int, dict[str, int | str]]]
@@ -65,12 +66,17 @@ def read_ledger(out: Path) -> Ledger:
 
 
 def ledger_of(summary: dict, rows: list[dict], commit: str) -> dict[str, int | str]:
-    """A complete cell's row of the ledger, from its summary.json and metrics.jsonl."""
+    """A complete cell's row of the ledger, from its summary.json and metrics.jsonl.
+
+    A run of an earlier version has no prompt tokens.
+    """
+    prompts = [row["generated/prompt_tokens"] for row in rows if "generated/prompt_tokens" in row]
     return {
         COMMIT: commit,
         "steps": summary["steps"],
         "generated_tokens": summary["generated_tokens"],
         "reflection_tokens": int(sum(row.get("reflection/tokens", 0) for row in rows)),
+        **({"prompt_tokens": int(sum(prompts))} if prompts else {}),
         **{f"groups_{name}": summary["groups"][name] for name in GROUPS},
         "replayed_rows": summary["replayed_rows"],
         "reflection_prompts": summary["reflection"]["prompts"],
@@ -101,7 +107,7 @@ def read_cell(folder: Path, tokens: int, unit: str = TOKENS) -> Cell | None:
             raise ValueError
         file = folder / "summary.json"
         counts = ledger_of(summary, rows, commit_of(folder))
-        if not all(isinstance(counts[column], int) for column in COUNTS):
+        if not all(isinstance(counts[column], int) for column in COUNTS if column in counts):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise ValueError(f"{file} is not what a run writes") from None

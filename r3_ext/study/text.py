@@ -12,6 +12,7 @@ from r3_ext.study.outcome import REFERENCES, references
 COSTS = {
     "generated_tokens": "generated tokens",
     "reflection_tokens": "of them under reflection",
+    "prompt_tokens": "prompt tokens",
     "steps": "steps",
     "updates": "updates",
     "trained_rows": "trained rows",

@@ -17,7 +17,12 @@ def rows(*validations):
                 "groups/still_wrong": 0,
                 "replay/rows": 2,
             }
-            row |= {"reflection/prompts": 1, "reflection/solved": 1, "reflection/tokens": 7}
+            row |= {
+                "reflection/prompts": 1,
+                "reflection/solved": 1,
+                "reflection/tokens": 7,
+                "generated/prompt_tokens": 40,
+            }
         if accuracy is not None:
             row["val-core/arithmetic/acc/mean@4"] = accuracy
         found.append(row)

@@ -6,10 +6,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from r3_ext.record.summary import summarise
 from r3_ext.settings.compose import ROOT
 from r3_ext.study import arms, cells, command, record
 from r3_ext.study.design import read_design
 from r3_ext.study.plan import PLAN, read_plan
+from tests.ext.studied import rows
 
 RESULTS = ROOT / "examples" / "results"
 PLANS = ROOT / "examples" / "studies"
@@ -55,6 +57,19 @@ def test_the_record_of_a_plan_is_that_of_its_experiments_and_back(tmp_path):
     record.unpack(tmp_path, {"main": 100, "absent": 100}, PLAN)
     assert [(tmp_path / "main" / name).read_text() for name in (record.CURVES, record.LEDGER)] == before
     assert read_plan(tmp_path / "main")["tokens"] == 100 and not (tmp_path / "absent").exists()
+
+
+def test_cells_of_a_version_that_did_not_count_prompts_have_no_column_for_it(tmp_path):
+    metrics = rows(0.1, 0.2)
+    summary = summarise(metrics, batch_size=16, n=4, seconds_total=1.0) | {"updates": 4}
+    now = record.ledger_of(summary, metrics, "abc")
+    for row in metrics:
+        row.pop("generated/prompt_tokens", None)
+    before = record.ledger_of(summary, metrics, "abc")
+    assert now == before | {"prompt_tokens": 40}
+    record.write(tmp_path, {}, {"grpo": {1: before, 2: now}}, ("grpo",))
+    assert "prompt_tokens" not in (tmp_path / record.LEDGER).read_text()
+    assert record.read_ledger(tmp_path)["grpo"] == {1: before, 2: before}
 
 
 def test_a_plan_goes_on_elsewhere_from_its_record_alone(tmp_path, monkeypatch, capsys):

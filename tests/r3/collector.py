@@ -34,6 +34,10 @@ TEXTS = {60: "The mistake in the earlier attempt was a sign.", 61: "I attempt th
 """Texts of stored answers by their first token."""
 
 
+PROMPT = 7, 8, 9
+"""Token ids of every prompt."""
+
+
 class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's rollout worker without a model: it only writes finished trajectories to TransferQueue."""
 
@@ -90,7 +94,7 @@ def answer(session, outcome, step, size, info, log_probs, wrong) -> AgentLoopOut
     """What verl's rollout worker has of one trajectory of `write_group`, of `size` tokens."""
     right, cut, judged = outcome == "right", outcome == "cut", outcome != "failed"
     output = AgentLoopOutput(
-        prompt_ids=[7, 8, 9],
+        prompt_ids=[*PROMPT],
         response_ids=[100 * step + session] * size,
         response_mask=[int(outcome != "turns")] + [1] * (size - 1),
         response_logprobs=[-0.25] * size if log_probs else None,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from collector import N, finish_step, read, stored, write_group
+from collector import PROMPT, N, finish_step, read, stored, write_group
 
 from recipe.common.metrics import group_ledger, series_metrics
 from recipe.common.outcome import dead_outcome
@@ -220,7 +220,8 @@ def test_tokens_that_dynamic_sampling_throws_away_are_counted(transfer_queue, ma
     write_group("surplus", ("right", "wrong", "wrong"), step=2, length=20)  # 20 + 21 + 22 tokens
     batch, metrics = buffer.sample(1, "train", 1)
     assert len(batch) == 3 and metrics["training/filter_groups/evicted_samples"] == 1
-    assert buffer.take_discarded_tokens() == 33 + 63
+    assert buffer.take_discarded() == (33 + 63, 2 * 3 * len(PROMPT))
+    assert buffer.take_discarded() == (0, 0)
 
 
 def test_what_was_replayed_is_logged_and_max_age_bounds_it(make_buffer, history):

@@ -1,6 +1,6 @@
 import pytest
 import transfer_queue as tq
-from collector import N, finish_step, read, stored, write_group
+from collector import PROMPT, N, finish_step, read, stored, write_group
 
 from recipe.common.metrics import series_metrics
 from recipe.common.queue import KVBatchMeta
@@ -70,7 +70,7 @@ def test_of_a_restart_that_is_thrown_away_what_it_generated_is_counted(make_asyn
     write_group("old", ("wrong",) * N, 1, variant=RESTART, uid="restart-")
     write_group("new", ("right", "wrong", "cut"), 4)
     finish_step(buffer.sample(4, "train", 1)[0])
-    assert buffer.take_discarded_tokens() == 2 * ((2 - 1) + (3 - 1) + (4 - 1))
+    assert buffer.take_discarded() == (2 * ((2 - 1) + (3 - 1) + (4 - 1)), 2 * N * len(PROMPT))
 
 
 def test_evicted_groups_are_stored_once_counted_and_plain_ones_replaced(make_async, history):
@@ -91,7 +91,7 @@ def test_evicted_groups_are_stored_once_counted_and_plain_ones_replaced(make_asy
     assert rates == {"old": 1 / 3, "older": 1 / 3, "failed": 0.0, "new": 1 / 3}
     counts = history._db.execute("SELECT step, variant, sum(attempts) FROM statistics GROUP BY 1, 2").fetchall()
     assert counts == [(4, PLAIN, 4 * N - 1), (4, REFLECTION, N)]
-    assert buffer.take_discarded_tokens() == 3 * (2 + 3 + 4) + 2 + 3
+    assert buffer.take_discarded() == (3 * (2 + 3 + 4) + 2 + 3, (3 * N + 2) * len(PROMPT))
     finish_step(batch)
     write_group("next", ("right", "wrong", "cut"), 5)
     buffer.sample(5, "train", 1)

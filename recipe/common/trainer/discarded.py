@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Tokens of answers that a data collector throws away untrained.
+"""Tokens of answers that a data collector throws away untrained, and of their prompts.
 
 verl drops groups without signal, groups that are too old and the surplus of dynamic sampling in one method,
 `_clear_groups`, and logs the number of groups only.
@@ -32,17 +32,19 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 class CountDiscardedMixin:
     """On a verl `ReplayBuffer` or a subclass."""
 
-    discarded_tokens = 0
+    discarded = 0, 0
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        rows = {key: tag["response_len"] for key, tag in self.partitions[partition_id].items() if uid_of(key) in uids}
-        self.discarded_tokens += sum(rows.values()) - given_tokens(partition_id, rows)
+        rows = {key: tag for key, tag in self.partitions[partition_id].items() if uid_of(key) in uids}
+        tokens, prompt_tokens = (sum(tag[name] for tag in rows.values()) for name in ("response_len", "prompt_len"))
+        given = given_tokens(partition_id, rows)
+        self.discarded = self.discarded[0] + tokens - given, self.discarded[1] + prompt_tokens
         super()._clear_groups(partition_id, uids)
 
-    def take_discarded_tokens(self) -> int:
-        """Response tokens thrown away since the last call."""
-        tokens, self.discarded_tokens = self.discarded_tokens, 0
-        return tokens
+    def take_discarded(self) -> tuple[int, int]:
+        """Generated tokens thrown away since the last call, and tokens of their prompts, once for each answer."""
+        taken, self.discarded = self.discarded, (0, 0)
+        return taken
 
 
 def given_tokens(partition_id: str, keys: Iterable[str]) -> int:

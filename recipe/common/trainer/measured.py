@@ -150,9 +150,10 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        kept = sum(metrics.get(f"{series}/tokens", 0) for series in ("fresh", "reflection", "restart"))
-        discarded = self.replay_buffer.take_discarded_tokens()
-        metrics["generated/tokens"] = kept + discarded
+        discarded, discarded_prompts = self.replay_buffer.take_discarded()
+        for name, thrown in (("tokens", discarded), ("prompt_tokens", discarded_prompts)):
+            kept = sum(metrics.get(f"{series}/{name}", 0) for series in ("fresh", "reflection", "restart"))
+            metrics[f"generated/{name}"] = kept + thrown
         metrics["generated/discarded_tokens"] = discarded
 
 
