@@ -25,6 +25,8 @@ from r3_ext.study.outcome import curve_of
 
 WIDTH = max(map(len, arms.ARMS)) + 1
 """Of a column of arms."""
+NO_MORE_VALIDATION = "trainer.val_before_train=False"
+"""A cell that goes on would have a validation, and with it a point of its curve, that no other cell has."""
 SEED = re.compile(r"seed_(0|-?[1-9][0-9]*)")
 
 
@@ -42,7 +44,7 @@ def shared_interpreter(profile: str):
 
 
 class Stopped(Exception):
-    """A cell saved and ended on SIGTERM, and the study with it."""
+    """SIGTERM ended a cell, and the study with it."""
 
 
 def train(args: argparse.Namespace, profile: str, console: Console, python: str, env: dict | None) -> list[str]:
@@ -61,8 +63,11 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
         for arm, seed in cells:
             folder = args.out / arm / f"seed_{seed}"
             if not is_complete(folder, args.tokens, arms.unit_of([arm])):
+                begin = [python, *cell_command(args, profile, arm, seed)]
                 try:
-                    if not goes_on(folder):
+                    if goes_on(folder):
+                        begin.append(NO_MORE_VALIDATION)
+                    else:
                         remove(folder)
                 except ValueError as error:
                     failed.append(f"{arm} seed {seed}, {error}")
@@ -70,9 +75,11 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
                 said = args.out / arm / f"run_{seed}.log"
                 said.parent.mkdir(parents=True, exist_ok=True)
                 with open(said, "wb") as log:
-                    code = run_cell([python, *cell_command(args, profile, arm, seed)], env, log)
+                    code, is_told = run_cell(begin, env, log)
                 if code == STOPPED:
                     raise Stopped(f"{arm} seed {seed} was saved on SIGTERM")
+                if is_told:  # in its last step, say, or before its first
+                    raise Stopped(f"SIGTERM came, and {arm} seed {seed} ended with exit code {code}")
                 if code or not is_complete(folder, args.tokens, arms.unit_of([arm])):
                     failed.append(f"{arm} seed {seed}, see {said}")
             progress.console.print(describe(arm, seed, folder), highlight=False)
@@ -80,12 +87,18 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
     return failed
 
 
-def run_cell(command: list[str], env: dict | None, log) -> int:
-    """The exit code; SIGTERM to the study is one to the cell, which saves and ends. A cell dies with its study."""
+def run_cell(command: list[str], env: dict | None, log) -> tuple[int, bool]:
+    """The exit code, and whether SIGTERM came: to the study it is one to the cell. A cell dies with its study."""
+    told = []
     with subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=descendants.die_with_parent) as cell:
-        before = signal.signal(signal.SIGTERM, lambda *_: cell.send_signal(signal.SIGTERM))
+
+        def tell(*_) -> None:
+            told.append(True)
+            cell.send_signal(signal.SIGTERM)
+
+        before = signal.signal(signal.SIGTERM, tell)
         try:
-            return cell.wait()
+            return cell.wait(), bool(told)
         finally:
             signal.signal(signal.SIGTERM, before)
 

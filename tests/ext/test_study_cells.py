@@ -177,6 +177,34 @@ def test_sigterm_ends_the_study_with_its_cell_and_the_next_call_goes_on_with_it(
     assert not cells.goes_on(folder), "a failed cell starts anew"
 
 
+@pytest.mark.usefixtures("cells_without_python")
+@pytest.mark.parametrize("code", [0, 143])
+def test_sigterm_in_the_last_step_of_a_cell_or_before_its_first_ends_the_study_too(code, tmp_path, capsys, monkeypatch):
+    trained = []
+
+    def train(args, profile, arm, seed):
+        trained.append(seed)
+        return ["sh", "-c", f"trap 'exit {code}' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"]
+
+    monkeypatch.setattr(cells, "cell_command", train)
+    arguments = ["--arms", "grpo", "--seeds", "0", "1", "--tokens", "200", "--profile", "embedded"]
+    assert command.main([*arguments, "--out", str(tmp_path)]) == 75
+    assert f"SIGTERM came, and grpo seed 0 ended with exit code {code}: call the same" in capsys.readouterr().out
+    assert trained == [0]
+
+
+@pytest.mark.usefixtures("cells_without_python")
+def test_a_cell_that_goes_on_has_no_validation_that_the_others_have_not(tmp_path, monkeypatch):
+    writes = ["sh", "-c", 'echo "$@" > $0/given', str(tmp_path)]
+    monkeypatch.setattr(cells, "cell_command", lambda *cell: writes)
+    command.main([*GRPO, "--out", str(tmp_path)])
+    given = tmp_path / "given"
+    assert given.read_text().split() == []
+    run_folder.append(a_run(tmp_path / "grpo" / "seed_0"), "end", seconds=1.0, exit_code=75)
+    command.main([*GRPO, "--out", str(tmp_path)])
+    assert given.read_text().split() == ["trainer.val_before_train=False"]
+
+
 GRPO = ["--arms", "grpo", "--seeds", "0", "--tokens", "200", "--profile", "embedded"]
 
 ARGUMENTS = {"options": {}, "sources": {}, "overrides": []}
