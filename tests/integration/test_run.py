@@ -67,7 +67,8 @@ def test_every_mechanism_fires_and_the_series_stay_apart(full):
     assert all(row["fresh/rows"] == 64 for row in rows), "replayed and reflection rows leaked into fresh/"
     total = sum(row["fresh/rows"] + row["replay/rows"] + row["reflection/rows"] for row in rows)
     assert summary["trained_rows"] == total
-    assert all(row["generated/tokens"] == row["fresh/tokens"] + row["reflection/tokens"] for row in rows)
+    for name in ("tokens", "prompt_tokens"):
+        assert all(row[f"generated/{name}"] == row[f"fresh/{name}"] + row[f"reflection/{name}"] > 0 for row in rows)
     assert summary["generated_tokens"] == sum(row["generated/tokens"] for row in rows)
     assert {"first", "last"} <= set(summary["reward"]) and summary["seconds"]["per_step_median"] > 0
     assert 0 < rows[0]["fresh/acc/mean"] < 1 and all(row["groups/split"] == 0 for row in rows)
