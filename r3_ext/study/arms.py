@@ -113,6 +113,10 @@ ARMS |= {
     "rrl_random": Arm(
         "RRL-style, cut and drawn at random", "rrl", ("algorithm.rrl.states.failed_cut=random", BY_TRIES)
     ),
+    # A restart also asks a hard problem once more: does that do it?
+    "rrl_again": Arm(
+        "RRL-style, hard problems from their start", "rrl", ("algorithm.rrl.states.failed_cut=start", BY_TRIES)
+    ),
     "rrl_right": Arm("RRL-style, states of right answers", "rrl", OF_RIGHT),
     "rrl_right_random": Arm(
         "RRL-style, states of right answers cut at random", "rrl", (*OF_RIGHT, "algorithm.rrl.states.right_cut=random")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe.common.restart.cuts import Cutter, random_cut
-from recipe.rrl.config.rrl_config import AT_RANDOM, BY_VALUE, FIXED, StatesConfig
+from recipe.rrl.config.rrl_config import AT_RANDOM, AT_START, BY_VALUE, FIXED, StatesConfig
 from recipe.rrl.cuts import admitted, best_cut, fixed_cut, steered
 from recipe.rrl.states import FAILED, REFERENCE, RIGHT, State
 
@@ -78,13 +78,14 @@ def _hard(answers: Collection[Answer], most: float) -> list[Answer]:
 
 
 def _failed(answers: list[Answer], config: StatesConfig, cutter: Cutter, step: int, rng: random.Random) -> list[State]:
-    """By value: the best cut of each answer, if it is among the step's best. At random: as many, but for the floor."""
+    """By value: the best cut of each answer, if it is among the step's best. Without it: as many, but for the floor."""
     cuts = [(answer, cutter.points(answer.tokens)) for answer in answers]
     cuts = [(answer, points) for answer, points in cuts if len(points)]
-    if config.failed_cut == AT_RANDOM:
+    if config.failed_cut in (AT_RANDOM, AT_START):
         number = int(admitted(np.arange(len(cuts)), -math.inf, config.admit).sum())  # rounded as the best are
         chosen = rng.sample(cuts, number)
-        return [_state(answer, random_cut(points, rng), FAILED, step) for answer, points in chosen]
+        is_random = config.failed_cut == AT_RANDOM
+        return [_state(answer, random_cut(points, rng) if is_random else 0, FAILED, step) for answer, points in chosen]
     assert config.failed_cut == BY_VALUE
     found = [(answer, best_cut(answer.values, points, config.score)) for answer, points in cuts]
     is_kept = admitted(np.array([score for _, (_, score) in found]), config.floor, config.admit)

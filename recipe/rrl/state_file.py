@@ -126,7 +126,7 @@ class State:
 
     query_id: str
     tokens: np.ndarray
-    """(c,) int32 ids of the prefix."""
+    """(c,) int32 ids of the prefix; none: the prompt alone."""
     origin: str
     """One of `ORIGINS`."""
     length: int
@@ -177,10 +177,9 @@ def check(state: State) -> None:
     named = f"state of query {state.query_id[:20]}"
     if state.origin not in ORIGINS:
         raise ValueError(f"{named}: origin must be one of {', '.join(ORIGINS)}, got {state.origin!r}")
-    if not 1 <= len(state.tokens) < state.length:
+    if not len(state.tokens) < state.length:
         raise ValueError(
-            f"{named}: a prefix must have at least 1 token and fewer than the {state.length} of its answer, got "
-            f"{len(state.tokens)}"
+            f"{named}: a prefix must have fewer tokens than the {state.length} of its answer, got {len(state.tokens)}"
         )
     if (state.value is None) != (state.start_value is None):
         given = f"{state.value} and {state.start_value}"

@@ -86,7 +86,8 @@ def restart_figures(rows: Iterable[StepRow], is_bypassed: bool = False) -> dict[
     """Of the restarts of a step that wrote something, nothing without any.
 
     restart/prefix_tokens          tokens of states, which nobody generated
-    restart/prefix_log_prob        mean log-prob of these under the present policy: whether it would still write them
+    restart/prefix_log_prob        mean log-prob of these under the present policy: whether it would still write them;
+                                   absent where all begin at the start
     restart/value/mean             V at the cut
     restart/value_correlation      of that with success, where both differ between rows
 
@@ -99,7 +100,7 @@ def restart_figures(rows: Iterable[StepRow], is_bypassed: bool = False) -> dict[
         return {}
     cuts = [row.tag.prefix_len for row in own]
     found: dict[str, float] = {"restart/prefix_tokens": sum(cuts)}
-    if not is_bypassed:
+    if not is_bypassed and any(cuts):
         prefixes = np.concatenate([row.log_probs[:cut] for row, cut in zip(own, cuts, strict=True)])
         found["restart/prefix_log_prob"] = float(prefixes.mean())
     if any(row.values is None for row in own):

@@ -9,7 +9,7 @@ from recipe.common.restart.cuts import ENDS, Cutter
 from recipe.rrl.collect import Answer, states_of
 from recipe.rrl.config.rrl_config import StatesConfig
 
-CUTS = "value", "random"
+CUTS = "value", "random", "start"
 STEP, NEVER = 3, 9
 """Tokens: 1 ends a step, 9 is in no state, others are text."""
 
@@ -66,11 +66,18 @@ def test_random_cuts_take_as_many_states_as_the_share_says_and_need_no_critic(cu
 
 
 @pytest.mark.parametrize("admit", [0.0, 0.1, 0.2, 0.4, 1.0])
-def test_random_cuts_are_as_many_as_cuts_by_value_without_a_floor(cutter, admit):
+def test_cuts_without_the_critic_are_as_many_as_cuts_by_value_without_a_floor(cutter, admit):
     for number in range(1, 14):
         answers = [answer(LONG, [0.2, *[n / 100] * 9], query=str(n), group=str(n)) for n in range(number)]
-        by_value, at_random = (kept(answers, cutter, admit=admit, floor=-9, failed_cut=cut) for cut in CUTS)
-        assert len(by_value) == len(at_random)
+        by_value, at_random, at_start = (kept(answers, cutter, admit=admit, floor=-9, failed_cut=cut) for cut in CUTS)
+        assert len(by_value) == len(at_random) == len(at_start)
+
+
+def test_cut_at_the_start_nothing_of_a_failed_answer_is_kept_and_the_same_problems_are_asked_again(cutter):
+    answers = [answer([*LONG, n], [0.2, *VALUES], query=str(n), group=str(n)) for n in range(2, 7)]
+    at_random, at_start = (kept(answers, cutter, failed_cut=cut, admit=0.4) for cut in ("random", "start"))
+    assert [state.query_id for state in at_start] == [state.query_id for state in at_random]
+    assert all(not len(state.tokens) and state.value == state.start_value == 0.2 for state in at_start)
 
 
 def test_a_right_answer_is_cut_where_its_problems_restarts_stand(cutter):

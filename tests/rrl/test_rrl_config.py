@@ -89,7 +89,7 @@ CASES = [
     ({"trainer.total_training_steps": 100}, f"{OWN}.restarts.after: 150 leaves no step to restart in"),
     ({f"{OWN}.states.room": 1.0}, f"{OWN}.states.room must be in [0, 1), got 1.0"),
     ({f"{OWN}.states.origin": "x"}, f"{OWN}.states.origin must be one of failed, right, both, got 'x'"),
-    ({f"{OWN}.states.failed_cut": "x"}, f"{OWN}.states.failed_cut must be one of value, random, got 'x'"),
+    ({f"{OWN}.states.failed_cut": "x"}, f"{OWN}.states.failed_cut must be one of value, random, start, got 'x'"),
     ({f"{OWN}.states.right_cut": "x"}, f"{OWN}.states.right_cut must be one of steered, fixed, random, got 'x'"),
     ({f"{OWN}.states.score": "x"}, f"{OWN}.states.score must be one of gain, raw, got 'x'"),
     ({f"{OWN}.states.hard": 2}, f"{OWN}.states.hard must be in [0, 1], got 2"),
@@ -169,4 +169,4 @@ def test_what_is_on_is_told():
     assert describe(RRLConfig(restarts=RestartsConfig(share=0.0))) == ["PPO"]
     told = describe(RRLConfig(lam_value=0.95, states=StatesConfig(origin="both")))
     assert told[:2] == ["PPO", "the critic's lambda 0.95"]
-    assert "failed answers, cut by value and of right answers, cut steered" in told[2]
+    assert "failed answers, cut: value and of right answers, cut: steered" in told[2]

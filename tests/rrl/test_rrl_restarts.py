@@ -37,6 +37,14 @@ def test_a_restart_is_the_row_of_an_answer_from_the_start_with_its_prefix_masked
         with_prefix(output, [1, 2])
 
 
+def test_a_restart_at_the_start_is_an_answer_from_the_start_that_is_counted_apart():
+    written = {"prompt_ids": [5, 6], "response_ids": [3, 4], "response_mask": [1, 1], "response_logprobs": [-0.5, -0.6]}
+    output = AgentLoopOutput(**written, metrics=AgentLoopMetrics(), extra_fields={})
+    row = with_prefix(output, [])
+    assert {name: getattr(row, name) for name in written} == written
+    assert row.extra_fields == {"prompt_variant": "restart", "prefix_len": 0}
+
+
 @pytest.mark.parametrize(
     "settings, drawn",
     [

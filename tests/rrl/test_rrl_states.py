@@ -57,7 +57,7 @@ def test_equal_tokens_of_a_query_are_stored_once_and_those_of_another_query_too(
     "changes, message",
     [
         ({"origin": "best"}, "origin must be one of failed, right, reference, got 'best'"),
-        ({"length": 2}, "at least 1 token and fewer than the 2 of its answer, got 2"),
+        ({"length": 2}, "fewer tokens than the 2 of its answer, got 2"),
         ({"value": None}, "value and start_value must both be given or neither, got None and 0.2"),
         ({"value": math.nan}, "must be finite, got nan"),
         ({"aim": math.inf}, "must be finite, got inf"),
@@ -69,9 +69,12 @@ def test_what_cannot_be_a_state_is_refused_and_nothing_of_its_step_is_stored(buf
     assert buffer.size() == 0
 
 
-def test_the_empty_prefix_is_no_state(buffer):
-    with pytest.raises(ValueError, match="at least 1 token"):
-        buffer.add([make_state([], length=5)], 1)
+def test_the_start_of_a_problem_is_one_state_with_tries_of_its_own(buffer):
+    buffer.add([make_state([], length=5), make_state([], length=7), make_state([1], length=5)], 1)
+    assert held(buffer) == [[], [1]]
+    assert buffer.ids_of([("q", np.array([]))]) == [ids(buffer)[()]]
+    buffer.tried([(ids(buffer)[()], 4, 1)], 2)
+    assert sorted((each.cut, each.tries) for each in buffer.candidates()) == [(0, 4), (1, 0)]
 
 
 def test_the_order_of_arrival_changes_nothing(tmp_path):

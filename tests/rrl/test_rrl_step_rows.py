@@ -65,4 +65,5 @@ def test_a_restart_that_wrote_nothing_has_no_value_and_the_rollout_knows_no_log_
     one = row(True, 2, value=0.9)
     assert restart_figures([one, empty]) == restart_figures([one])
     assert restart_figures([empty]) == {}
+    assert "restart/prefix_log_prob" not in restart_figures([row(True, 0), row(False, 0)]), "no state, no token of it"
     assert restart_figures([one], is_bypassed=True) == {"restart/prefix_tokens": 2, "restart/value/mean": 0.9}

@@ -49,7 +49,7 @@ class RestartAgentLoop(SingleTurnAgentLoop):
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> AgentLoopOutput:
         self.prefix = [int(token) for token in kwargs[PREFIX]]
         cut = len(self.prefix)
-        assert 0 < cut < self.response_length, f"a state of {cut} tokens with {self.response_length} for the answer"
+        assert cut < self.response_length, f"a state of {cut} tokens with {self.response_length} for the answer"
         # All answers to a prompt share one dict. Without a budget the server would allow the suffix a whole answer.
         own = {**sampling_params, "max_tokens": self.response_length - cut}
         output = await super().run(own, priority=priority, **kwargs)
@@ -65,9 +65,9 @@ def with_prefix(
 
     log_probs: of the prefix; None: zeros, which are those of nothing.
     """
-    cut = len(prefix)
-    assert output.prompt_ids[-cut:] == prefix, "verl changed the tokens of a state"
-    output.prompt_ids = output.prompt_ids[:-cut]
+    cut, begin = len(prefix), len(output.prompt_ids) - len(prefix)
+    assert output.prompt_ids[begin:] == prefix, "verl changed the tokens of a state"
+    output.prompt_ids = output.prompt_ids[:begin]
     output.response_ids = prefix + output.response_ids
     output.response_mask = [0] * cut + output.response_mask
     if output.response_logprobs is not None:

@@ -28,8 +28,8 @@ from verl.base_config import BaseConfig
 
 KEY = "algorithm.rrl"
 FAILED, RIGHT, BOTH = ORIGINS = ("failed", "right", "both")
-BY_VALUE, AT_RANDOM, STEERED, FIXED = "value", "random", "steered", "fixed"
-FAILED_CUTS = (BY_VALUE, AT_RANDOM)
+BY_VALUE, AT_RANDOM, AT_START, STEERED, FIXED = "value", "random", "start", "steered", "fixed"
+FAILED_CUTS = (BY_VALUE, AT_RANDOM, AT_START)
 RIGHT_CUTS = (STEERED, FIXED, AT_RANDOM)
 GAIN, RAW = SCORES = ("gain", "raw")
 
@@ -64,8 +64,9 @@ class StatesConfig(BaseConfig):
     hard: float = 0.25
     """[U] Most success of a problem's fresh answers in a step, for states to be cut from them."""
     failed_cut: str = "value"
-    """[U] Where a failed answer is cut: at the end of a step with the highest `value`, or of one at `random`. The
-    latter is the control without which a gain says nothing of the critic."""
+    """[U] Where a failed answer is cut: at the end of a step with the highest `value`, of one at `random`, or at its
+    `start`, so that its problem is asked once more. The latter two are the controls without which a gain says nothing
+    of the critic, and nothing of states."""
     right_cut: str = "steered"
     """[U] Where a right answer is cut: `steered` towards restarts of which one half succeed, at a `fixed` share
     `right_share`, or at `random`."""
@@ -179,8 +180,8 @@ def describe(rrl: RRLConfig) -> list[str]:
     if rrl.lam_value is not None:
         parts.append(f"the critic's lambda {rrl.lam_value:g}")
     if rrl.is_on:
-        cuts = [f"failed answers, cut by {rrl.states.failed_cut}"] if rrl.states.takes_failed else []
-        cuts += [f"right answers, cut {rrl.states.right_cut}"] if rrl.states.takes_right else []
+        cuts = [f"failed answers, cut: {rrl.states.failed_cut}"] if rrl.states.takes_failed else []
+        cuts += [f"right answers, cut: {rrl.states.right_cut}"] if rrl.states.takes_right else []
         cuts += [f"the solutions in {rrl.states.reference}"] if rrl.states.reference else []
         parts.append(f"states of {' and of '.join(cuts)}, after step {rrl.collect_after}")
         parts.append(f"restarts for {rrl.restarts.share:.0%} of the prompts, after step {rrl.restarts.after}")
