@@ -104,9 +104,9 @@ def run_cell(command: list[str], env: dict | None, log) -> tuple[int, bool]:
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether the cell saved and ended on SIGTERM."""
+    """Whether the cell saved a step and ended on SIGTERM. One that ended before its first step begins anew."""
     starts = read_starts(folder)
-    return bool(starts) and starts[-1].get("exit_code") == STOPPED
+    return bool(starts) and starts[-1].get("exit_code") == STOPPED and any(folder.glob("checkpoints/global_step_*"))
 
 
 def remove(folder: Path) -> None:

@@ -28,8 +28,8 @@ COUNTS = (
     *("replayed_rows", "reflection_prompts", "reflection_solved"),
     *("updates", "trained_rows", "seconds"),
 )
-"""`prompt_tokens` are those of the prompts, once for each answer; `updates` are optimizer steps; `seconds` are those of
-the whole run, start-up included."""
+"""`prompt_tokens` are those of the prompts, once for each answer or turn, without a restart's state; `updates` are
+optimizer steps; `seconds` are those of the whole run, start-up included."""
 Curves = dict[str, dict[int, Curve]]
 """By arm and seed."""
 Ledger = dict[str, dict[int, dict[str, int | str]]]
@@ -68,15 +68,15 @@ def read_ledger(out: Path) -> Ledger:
 def ledger_of(summary: dict, rows: list[dict], commit: str) -> dict[str, int | str]:
     """A complete cell's row of the ledger, from its summary.json and metrics.jsonl.
 
-    A run of an earlier version has no prompt tokens.
+    Where a step of it was run by an earlier version, it has no prompt tokens.
     """
-    prompts = [row["generated/prompt_tokens"] for row in rows if "generated/prompt_tokens" in row]
+    prompts = [row.get("generated/prompt_tokens") for row in rows if "generated/tokens" in row]
     return {
         COMMIT: commit,
         "steps": summary["steps"],
         "generated_tokens": summary["generated_tokens"],
         "reflection_tokens": int(sum(row.get("reflection/tokens", 0) for row in rows)),
-        **({"prompt_tokens": int(sum(prompts))} if prompts else {}),
+        **({"prompt_tokens": int(sum(prompts))} if None not in prompts else {}),
         **{f"groups_{name}": summary["groups"][name] for name in GROUPS},
         "replayed_rows": summary["replayed_rows"],
         "reflection_prompts": summary["reflection"]["prompts"],

@@ -135,13 +135,14 @@ def seeds(numbers: list[int]) -> str:
 
 
 def sums_table(found: dict[str, dict], columns: dict[str, str], cells: int) -> list[str]:
-    """Means over the cells of an arm of these columns of the ledger."""
+    """Means over the cells of an arm of these columns of the ledger, those that an arm has."""
+    ledgers = {arm: row["ledger"] for arm, row in found.items() if "ledger" in row}
+    known = {name: title for name, title in columns.items() if any(name in ledger for ledger in ledgers.values())}
     rows = []
-    for arm, row in found.items():
-        if "ledger" in row:
-            values = [row["ledger"].get(name) for name in columns]
-            rows.append((arms.title(arm), *("" if v is None else f"{v / cells:,.0f}" for v in values)))
-    return table(("arm", *columns.values()), rows)
+    for arm, ledger in ledgers.items():
+        values = [ledger.get(name) for name in known]
+        rows.append((arms.title(arm), *("" if v is None else f"{v / cells:,.0f}" for v in values)))
+    return table(("arm", *known.values()), rows)
 
 
 def final(verdict: Verdict) -> str:

@@ -78,7 +78,8 @@ def _hard(answers: Collection[Answer], most: float) -> list[Answer]:
 
 
 def _failed(answers: list[Answer], config: StatesConfig, cutter: Cutter, step: int, rng: random.Random) -> list[State]:
-    """By value: the best cut of each answer, if it is among the step's best. Without it: as many, but for the floor."""
+    """By value: the best cut of each answer, if it is among the step's best. Without it: of as many
+    answers, but for the floor."""
     cuts = [(answer, cutter.points(answer.tokens)) for answer in answers]
     cuts = [(answer, points) for answer, points in cuts if len(points)]
     if config.failed_cut in (AT_RANDOM, AT_START):

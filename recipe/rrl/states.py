@@ -24,7 +24,8 @@ A state leaves by what its restarts showed, never by age, for old states are wha
                 the most tried. `max_per_query` holds for a query and origin, `max_states` for all together
 
 The raw value would empty the buffer of the hard problems first. What was tried is kept by content, so a state that left
-by its tries is refused when it comes again, and one that left over a cap comes back with its tries.
+by its tries is refused when it comes again, unless it is the start of its problem, and one that left over a cap comes
+back with its tries.
 
 A checkpoint pins its step, as in `recipe.common.store`: `restore` brings states, tries and values of it back.
 """
@@ -110,7 +111,7 @@ class StateBuffer(Store):
     def _add(self, states: list[State], step: int) -> None:
         grown, added = set(), 0
         for columns, digest, tokens in rows_of(states):
-            if self._is_refused(columns[0], digest):
+            if self._is_refused(columns[0], digest, cut=columns[2]):
                 continue
             added += 1
             grown.add(columns[:2])
@@ -127,11 +128,13 @@ class StateBuffer(Store):
         )
         self._keep_to_caps(sorted(grown), step)
 
-    def _is_refused(self, query_id: str, digest: bytes) -> bool:
+    def _is_refused(self, query_id: str, digest: bytes, cut: int) -> bool:
         same = (query_id, digest)
         held = "SELECT 1 FROM states WHERE query_id = ? AND digest = ? AND evicted IS NULL"
         if self._db.execute(held, same).fetchone():
             return True
+        if not cut:  # of a problem there is no other start
+            return False
         sums = "SELECT sum(tries) AS tries, sum(successes) AS successes FROM attempts"
         done = f"SELECT 1 FROM ({sums} WHERE query_id = ? AND digest = ?) WHERE {DONE}"
         return self._db.execute(done, (*same, *self._done)).fetchone() is not None

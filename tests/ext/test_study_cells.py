@@ -165,7 +165,7 @@ def test_sigterm_ends_the_study_with_its_cell_and_the_next_call_goes_on_with_it(
     def terminate():
         while not (tmp_path / "began").exists():
             time.sleep(0.05)
-        run_folder.append(a_run(folder), "end", seconds=1.0, exit_code=75)
+        run_folder.append(a_run(folder, saved=True), "end", seconds=1.0, exit_code=75)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=terminate, daemon=True).start()
@@ -198,11 +198,14 @@ def test_a_cell_that_goes_on_has_no_validation_that_the_others_have_not(tmp_path
     writes = ["sh", "-c", 'echo "$@" > $0/given', str(tmp_path)]
     monkeypatch.setattr(cells, "cell_command", lambda *cell: writes)
     command.main([*GRPO, "--out", str(tmp_path)])
-    given = tmp_path / "given"
+    folder, given = tmp_path / "grpo" / "seed_0", tmp_path / "given"
     assert given.read_text().split() == []
-    run_folder.append(a_run(tmp_path / "grpo" / "seed_0"), "end", seconds=1.0, exit_code=75)
+    run_folder.append(a_run(folder), "end", seconds=1.0, exit_code=75)
     command.main([*GRPO, "--out", str(tmp_path)])
-    assert given.read_text().split() == ["trainer.val_before_train=False"]
+    assert given.read_text().split() == [] and not folder.exists(), "before its first step it saved nothing"
+    run_folder.append(a_run(folder, saved=True), "end", seconds=1.0, exit_code=75)
+    command.main([*GRPO, "--out", str(tmp_path)])
+    assert given.read_text().split() == ["trainer.val_before_train=False"] and folder.exists()
 
 
 GRPO = ["--arms", "grpo", "--seeds", "0", "--tokens", "200", "--profile", "embedded"]
@@ -210,8 +213,8 @@ GRPO = ["--arms", "grpo", "--seeds", "0", "--tokens", "200", "--profile", "embed
 ARGUMENTS = {"options": {}, "sources": {}, "overrides": []}
 
 
-def a_run(folder):
-    folder.mkdir(parents=True)
+def a_run(folder, saved=False):
+    (folder / "checkpoints" / "global_step_1" if saved else folder).mkdir(parents=True)
     run_folder.append(folder, "start", folder=str(folder), files={}, arguments=ARGUMENTS)
     return folder
 

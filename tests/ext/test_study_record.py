@@ -60,13 +60,12 @@ def test_the_record_of_a_plan_is_that_of_its_experiments_and_back(tmp_path):
 
 
 def test_cells_of_a_version_that_did_not_count_prompts_have_no_column_for_it(tmp_path):
-    metrics = rows(0.1, 0.2)
+    metrics = rows(0.1, None, 0.2)
     summary = summarise(metrics, batch_size=16, n=4, seconds_total=1.0) | {"updates": 4}
     now = record.ledger_of(summary, metrics, "abc")
-    for row in metrics:
-        row.pop("generated/prompt_tokens", None)
+    metrics[-1].pop("generated/prompt_tokens")
     before = record.ledger_of(summary, metrics, "abc")
-    assert now == before | {"prompt_tokens": 40}
+    assert now == before | {"prompt_tokens": 80}
     record.write(tmp_path, {}, {"grpo": {1: before, 2: now}}, ("grpo",))
     assert "prompt_tokens" not in (tmp_path / record.LEDGER).read_text()
     assert record.read_ledger(tmp_path)["grpo"] == {1: before, 2: before}

@@ -169,4 +169,4 @@ def test_what_is_on_is_told():
     assert describe(RRLConfig(restarts=RestartsConfig(share=0.0))) == ["PPO"]
     told = describe(RRLConfig(lam_value=0.95, states=StatesConfig(origin="both")))
     assert told[:2] == ["PPO", "the critic's lambda 0.95"]
-    assert "failed answers, cut: value and of right answers, cut: steered" in told[2]
+    assert "failed answers, cut by value and of right answers, cut steered" in told[2]

@@ -77,6 +77,15 @@ def test_the_start_of_a_problem_is_one_state_with_tries_of_its_own(buffer):
     assert sorted((each.cut, each.tries) for each in buffer.candidates()) == [(0, 4), (1, 0)]
 
 
+def test_the_start_of_a_problem_comes_back_after_its_tries_and_a_state_does_not(buffer):
+    both = [make_state([], length=5), make_state([1], length=5)]
+    buffer.add(both, 1)
+    buffer.tried([(state_id, 16, 0) for state_id in ids(buffer).values()], 2)
+    assert held(buffer) == []
+    buffer.add(both, 3)
+    assert held(buffer) == [[]] and buffer.candidates()[0].tries == 16
+
+
 def test_the_order_of_arrival_changes_nothing(tmp_path):
     found = []
     for seed in range(3):

@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The last step of a run: the first of its limits, or when a scheduler asks it to end; it is saved and validated.
+"""The last step of a run: the first of its limits, or when a scheduler asks it to end; it is saved.
 
 The request is a file `stop` beside the checkpoints: `touch DEFAULT_LOCAL_DIR/stop`. The trainer deletes
 it when it has done so, and the same command goes on from the checkpoint.

@@ -80,7 +80,7 @@ class StatesConfig(BaseConfig):
     """[U] Share of a step's states cut by value that are admitted, the highest scores. A share bounds them while the
     critic's scale drifts."""
     earliest: float = 0.05
-    """[U] Least share of its answer that a state keeps."""
+    """[U] Least share of its answer that a state keeps, unless it is cut at its start."""
     latest: float = 0.8
     """[U] Most of it. Behind the last fifth there is no room for another end."""
     room: float = 0.5
@@ -180,8 +180,9 @@ def describe(rrl: RRLConfig) -> list[str]:
     if rrl.lam_value is not None:
         parts.append(f"the critic's lambda {rrl.lam_value:g}")
     if rrl.is_on:
-        cuts = [f"failed answers, cut: {rrl.states.failed_cut}"] if rrl.states.takes_failed else []
-        cuts += [f"right answers, cut: {rrl.states.right_cut}"] if rrl.states.takes_right else []
+        cut = {BY_VALUE: "by value", AT_RANDOM: "at random", AT_START: "at their start"}[rrl.states.failed_cut]
+        cuts = [f"failed answers, cut {cut}"] if rrl.states.takes_failed else []
+        cuts += [f"right answers, cut {rrl.states.right_cut}"] if rrl.states.takes_right else []
         cuts += [f"the solutions in {rrl.states.reference}"] if rrl.states.reference else []
         parts.append(f"states of {' and of '.join(cuts)}, after step {rrl.collect_after}")
         parts.append(f"restarts for {rrl.restarts.share:.0%} of the prompts, after step {rrl.restarts.after}")
