@@ -27,6 +27,9 @@ FEW_DEAD = 0.1
 """Of all groups. R^3 costs more than GRPO in every step and works on dead groups only."""
 MANY_STILL_DEAD, MANY_TRUNCATED = 1 / 3, 0.25
 ENOUGH_SEEDS = 3
+ASKED_ENOUGH, IN_VAIN = 40, 0.25
+"""Groups asked again before their yield is judged, and the share of a plain group's yield for a token below which it is
+said to be asked in vain: a rescued group may be worth more than a mixed one, but not so much."""
 
 
 def try_next(arms: list[Arm]) -> str:
@@ -101,7 +104,9 @@ def of_r3(arm: Arm) -> str:
     if groups and lost < FEW_DEAD * groups:
         few = f"with {percent(lost / groups)} of the groups dead R^3 has little to do here"
         return f"compare with `--method grpo`, which costs less: {few}"
-    if max(map(epochs_of, arm.runs)) == 1:
+    if vain := asked_in_vain(arm):
+        return f"ask no group again, `algorithm.r3.reflection.enable=False`: {vain}"
+    if max(map(epochs_of, arm.runs)) == 1 and asks_late(arm):
         earlier = "replay and reflection need earlier answers to the same problems"
         return f"train past the first epoch, `{longer(arm.runs[0])}`: {earlier}"
     first, last = accuracies(arm)
@@ -109,6 +114,23 @@ def of_r3(arm: Arm) -> str:
         equal = "gives both the same number of generated tokens, on several seeds"
         return f"train GRPO beside it before you trust the gain: `r3 study --arms grpo r3` {equal}"
     return of_no_gain(arm, first, last, groups)
+
+
+def asks_late(arm: Arm) -> bool:
+    """Whether an all-wrong group waits for its problem's next visit; runs of early versions do not say, and did."""
+    return all(run.config.get("algorithm.r3.reflection.when", "next_visit") == "next_visit" for run in arm.runs)
+
+
+def asked_in_vain(arm: Arm) -> str:
+    """What asking again cost and found, where its tokens found far less than those of plain prompts did; else empty."""
+    names = "reflection/prompts", "reflection/solved", "reflection/tokens"
+    asked, found, tokens = (total(arm, get(name)) for name in names)
+    groups, mixed, fresh = (total(arm, get(name)) for name in ("groups/total", "groups/mixed", "fresh/tokens"))
+    if asked < ASKED_ENOUGH or not (tokens and fresh) or found / tokens >= IN_VAIN * mixed / fresh:
+        return ""
+    spent, given = percent(tokens / (tokens + fresh)), percent(found / asked)
+    text = f"it took {spent} of the generated tokens and found a right answer for {given} of the groups"
+    return f"{text}, where {percent(mixed / groups)} of all groups were mixed as they came"
 
 
 def of_no_gain(arm: Arm, first: float, last: float, groups: int) -> str:

@@ -196,6 +196,28 @@ def test_the_advice_follows_from_the_figures(accuracies, of_step, config, advice
     assert advice in said(run_of(rows_of(accuracies, **of_step), R3 | config))[2]
 
 
+def test_asking_again_that_finds_hardly_anything_for_its_tokens_is_told_with_what_it_cost():
+    """4 steps of 16 groups, 8 mixed, 3,000 tokens; 12 groups a step asked again, 1,000 tokens."""
+    asked = {"groups/mixed": 8, "fresh/tokens": 3000, "reflection/prompts": 12, "reflection/tokens": 1000}
+    rows = rows_of([0.5, 0.5], left=8, **asked, **{"reflection/solved": 0})
+    rows[1]["reflection/solved"] = 2
+    assert said(run_of(rows))[2] == (
+        "Ask no group again, `algorithm.r3.reflection.enable=False`: it took 25 % of the generated tokens and found a "
+        "right answer for 4.17 % of the groups, where 50 % of all groups were mixed as they came."
+    )
+    rows[2]["reflection/solved"] = 1
+    assert "Ask no group" not in said(run_of(rows))[2], "3 for 4,000 tokens are more than a quarter of 32 for 12,000"
+    few = [row | {"reflection/prompts": 3, "reflection/solved": 0} if row["step"] else row for row in rows]
+    assert "Ask no group" not in said(run_of(few))[2], "of 12 groups asked nothing can be said"
+
+
+def test_one_epoch_is_too_short_only_where_groups_wait_for_the_next():
+    rows = rows_of([0.5, 0.5], **{"training/epoch": 0})
+    sooner = {"algorithm.r3.reflection.when": "at_once"}
+    assert "past the first epoch" not in said(run_of(rows, R3 | sooner))[2]
+    assert "past the first epoch" in said(run_of(rows))[2]
+
+
 def test_a_run_of_a_budget_is_lengthened_by_its_budget():
     started = start(options={"profile": "embedded", "until_tokens": 5000})
     text = said(run_of(rows_of([0.5, 0.5]), starts=[started, end()]))[2]
