@@ -42,6 +42,23 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
     assert all(f"![Every world of every arm]({folder}/dots.png)" in page for folder in begun)
 
 
+def test_the_docs_say_what_asking_again_found_as_the_record_does():
+    text, ledger = (ROOT / "docs" / "data-and-rewards.md").read_text(), record.read_ledger(RESULTS / "candidates")
+    for name, worlds in (("facts, made for reflection", "facts"), ("sorting, where nothing is built in", "sorting")):
+        cells = ledger[f"{worlds}/r3"].values()
+        asked, found, tokens, generated, mixed, groups = (
+            sum(cell[column] for cell in cells)
+            for column in (
+                *("reflection_prompts", "reflection_solved", "reflection_tokens"),
+                *("generated_tokens", "groups_mixed", "groups_total"),
+            )
+        )
+        shares = (
+            f"{100 * part / whole:.0f} %" for part, whole in ((found, asked), (tokens, generated), (mixed, groups))
+        )
+        assert f"| {name} | {asked} | {' | '.join(shares)} |" in text
+
+
 def test_the_record_of_a_plan_is_that_of_its_experiments_and_back(tmp_path):
     plan = PLANS / "same_rate.yaml"
     (tmp_path / "main").mkdir()
