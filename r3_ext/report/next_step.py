@@ -130,7 +130,7 @@ def asked_in_vain(arm: Arm) -> str:
         return ""
     spent, given = percent(tokens / (tokens + fresh)), percent(found / asked)
     text = f"it took {spent} of the generated tokens and found a right answer for {given} of the groups"
-    return f"{text}, where {percent(mixed / groups)} of all groups were mixed as they came"
+    return f"{text}, where {percent(mixed / groups)} of all groups were mixed"
 
 
 def of_no_gain(arm: Arm, first: float, last: float, groups: int) -> str:

@@ -203,7 +203,7 @@ def test_asking_again_that_finds_hardly_anything_for_its_tokens_is_told_with_wha
     rows[1]["reflection/solved"] = 2
     assert said(run_of(rows))[2] == (
         "Ask no group again, `algorithm.r3.reflection.enable=False`: it took 25 % of the generated tokens and found a "
-        "right answer for 4.17 % of the groups, where 50 % of all groups were mixed as they came."
+        "right answer for 4.17 % of the groups, where 50 % of all groups were mixed."
     )
     rows[2]["reflection/solved"] = 1
     assert "Ask no group" not in said(run_of(rows))[2], "3 for 4,000 tokens are more than a quarter of 32 for 12,000"
