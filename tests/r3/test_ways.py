@@ -1,12 +1,23 @@
 """By which prompt all-wrong groups are asked again: what each way found, the share that follows, and the choice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from recipe.common.rows import PLAIN, REFLECTION, RESTART, RowTag, reflection_uid
-from recipe.r3.config.r3_config import ADAPTIVE
-from recipe.r3.replay.ways import FLOOR, Tally, Ways, reflection_share, tallies
+from recipe.r3.config.r3_config import ADAPTIVE, SPARING
+from recipe.r3.replay.ways import (
+    ENOUGH,
+    EVERY,
+    FLOOR,
+    Tally,
+    Ways,
+    as_they_came,
+    in_vain,
+    reflection_share,
+    tallies,
+)
 
 
 def rows(uid: str, outcomes: str, length: int = 10, variant: str = PLAIN, group: str = "q") -> list[tuple[str, RowTag]]:
@@ -84,7 +95,8 @@ def test_a_checkpoint_brings_back_what_was_found(tmp_path):
     again = Ways(ADAPTIVE, 0)
     again.load(tmp_path / "global_step_1")
     assert again.found == ways.found == found((1, 1, 40), (0, 0, 0))
-    again.load(tmp_path / "of an earlier version")
+    assert (again.again, again.came) == (Tally(1, 1, 40), Tally(1, 0, 20))
+    again.load(tmp_path / "nothing")
     assert json.loads((tmp_path / "global_step_1" / "ways.json").read_text())["plain"]["asked"] == 0
 
 
@@ -100,3 +112,47 @@ def test_metrics_are_of_what_came_since_the_last_ones():
     assert first["reflection/by_plain/asked"] == second["reflection/by_reflection/asked"] == 0
     assert first["reflection/by_reflection/share"] == second["reflection/by_reflection/share"] > 0.5
     assert "reflection/by_reflection/share" not in Ways(PLAIN, 0).take_metrics()
+
+
+def test_groups_that_waited_or_were_asked_again_do_not_count_as_they_came():
+    waited = [(key, replace(tag, waited=True)) for key, tag in rows("w", "ww")]
+    batch = [*rows("a", "wr", 3), *rows("b", "ww", 5), *rows("c", "rr", 7), *rows(reflection_uid("b"), "wr"), *waited]
+    assert as_they_came(*zip(*batch, strict=True)) == Tally(3, 1, 30)
+
+
+@pytest.mark.parametrize(
+    ("again", "came", "expected"),
+    [
+        ((30, 2, 3000), (100, 50, 8000), True),  # 0.107
+        ((ENOUGH - 1, 0, 3000), (100, 50, 8000), False),  # too few to tell
+        ((ENOUGH, 0, 3000), (100, 50, 8000), True),
+        ((ENOUGH, 0, 3000), (100, 0, 8000), False),  # plain prompts give nothing either
+        ((ENOUGH, 5, 2000), (100, 50, 5000), False),  # a quarter is not less than it
+    ],
+)
+def test_asking_in_vain(again, came, expected):
+    assert in_vain(Tally(*again), Tally(*came)) is expected
+    a_thousand = [Tally(asked, found, 1000 * tokens) for asked, found, tokens in (again, came)]
+    assert in_vain(*a_thousand) is expected, "the unit of tokens does not matter"
+
+
+def step_of(asked_right: bool) -> tuple:
+    """An all-wrong group that is asked again with this success, and two mixed ones."""
+    outcomes = "wr" if asked_right else "ww"
+    further = rows("a", "ww") + rows(reflection_uid("a"), outcomes, 10, REFLECTION)
+    return tuple(zip(*further, *rows("b", "wr"), *rows("c", "wr"), strict=True))
+
+
+def test_steps_rest_where_nothing_is_found_and_ask_again_once_something_is():
+    ways, seen = Ways(SPARING, 0), []
+    for step in range(400):
+        seen.append(ways.rests(step))
+        if not seen[-1]:
+            ways.see(*step_of(asked_right=step >= 200), {"q"})
+        assert ways.again.asked < 2 * ENOUGH
+    assert not any(seen[:ENOUGH]) and all(seen[step] == (step % EVERY != 0) for step in range(ENOUGH, 201))
+    assert not any(seen[-100:]), "what is found lately counts"
+    steady = Ways(ADAPTIVE, 0)
+    for _ in range(100):
+        steady.see(*step_of(asked_right=False), {"q"})
+    assert not any(map(steady.rests, range(100)))
