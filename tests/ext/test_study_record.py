@@ -10,6 +10,7 @@ from r3_ext.record.summary import summarise
 from r3_ext.settings.compose import ROOT
 from r3_ext.study import arms, cells, command, record
 from r3_ext.study.design import read_design
+from r3_ext.study.outcome import mean_accuracy
 from r3_ext.study.plan import PLAN, read_plan
 from tests.ext.studied import rows
 
@@ -57,6 +58,24 @@ def test_the_docs_say_what_asking_again_found_as_the_record_does():
             f"{100 * part / whole:.0f} %" for part, whole in ((found, asked), (tokens, generated), (mixed, groups))
         )
         assert f"| {name} | {asked} | {' | '.join(shares)} |" in text
+
+
+def test_the_rates_are_told_as_the_record_has_them():
+    name = "rivals_rates"
+    design = read_design(PLANS / f"{name}.yaml")
+    curves, text = command.recorded_curves(RESULTS / name, design), (RESULTS / name / "README.md").read_text()
+    found = {
+        arm: [
+            [mean_accuracy(curve, one.tokens) for curve in curves[f"{one.folder}/{arm}"].values()]
+            for one in design.experiments
+        ]
+        for arm in design.experiments[0].arms
+    }
+    for arm, at in found.items():
+        pairs = (", ".join(f"{value:.3f}" for value in of) for of in at)
+        assert f"| `{arm}` | {' | '.join(pairs)} | {np.mean(at):.3f} |" in text
+    means = np.mean([*found.values()], axis=(0, 2))
+    assert f"| mean | {' | '.join(f'{mean:.3f}' for mean in means)} | |" in text
 
 
 def test_the_record_of_a_plan_is_that_of_its_experiments_and_back(tmp_path):
