@@ -116,7 +116,9 @@ def test_effects_are_the_contrasts_of_the_plan_in_their_kind_of_world():
     curves |= curves_of({"main/grpo": {13: 0.55}, "reflection_0/r3": {13: 0.4}, "reflection_0/grpo": {13: 0.5}})
 
     def effect(world, mechanism, seed=13):
-        return check.effect(check.Row(world, seed, mechanism, "on"), design, curves)
+        gained, matters = check.effect(check.Row(world, seed, mechanism, "on"), design, curves)
+        assert matters == (0 if gained is None else 0.05)
+        return gained
 
     assert effect("", "replay") == pytest.approx(0.1) and effect("", "replay", 14) == pytest.approx(0)
     assert (effect("", "reflection"), effect("", "ranking")) == pytest.approx((0, 0))
@@ -178,15 +180,16 @@ def test_the_kept_figures_give_the_kept_verdicts_of_the_present_rule():
             assert kept["" if world == "default" else world, int(seed), name] == verdict.verdict, key
 
 
-def test_every_contrast_of_the_check_is_in_the_plan():
-    names = {hypothesis.name for hypothesis in read_design(check.EXAMPLES / "studies" / "worlds.yaml").hypotheses}
+def test_every_contrast_of_the_check_is_in_a_plan():
+    plans = [read_design(check.EXAMPLES / "studies" / f"{name}.yaml") for name in ("worlds", "rivals_facts")]
+    names = {hypothesis.name for plan in plans for hypothesis in plan.hypotheses}
     assert {name for group in check.CONTRASTS.values() for name in group} <= names
     assert {"r3", *verdicts.MECHANISMS} == set(check.CONTRASTS)
 
 
 def test_right_is_on_with_an_effect_that_matters_and_off_without():
-    cases = {("on", 0.06): True, ("on", 0.04): False, ("off", 0.04): True, ("off", 0.06): False}
-    cases |= {("unclear", 0.3): None, ("on", None): None}
+    cases = {("on", 0.06, 0.05): True, ("on", 0.04, 0.05): False, ("off", 0.04, 0.05): True, ("off", 0.06, 0.05): False}
+    cases |= {("unclear", 0.3, 0.05): None, ("on", None, 0.05): None, ("on", 0.04, 0.02): True}
     assert {case: check.is_right(*case) for case in cases} == cases
 
 

@@ -354,7 +354,7 @@ def test_there_counting_what_is_finished_asks_nothing(make_async):
 def test_a_step_that_rests_asks_none(make_buffer, step, rests):
     buffer = make_buffer()
     buffer.reflection_cap = 2
-    buffer.ways = Ways("sparing", 0, again=Tally(ENOUGH, 0, 1000), came=Tally(10, 5, 1000))
+    buffer.ways = Ways("sparing", 0, again=Tally(99, 0, 100 * ENOUGH), came=Tally(10, 5, 500))
     rollout = Rollout(buffer)
     hard = rollout.plain("hard", WRONG, step)
     batch, metrics = buffer.sample(step, "train", 1)

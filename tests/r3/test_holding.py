@@ -333,7 +333,7 @@ def test_plain_inside_an_array_of_objects_and_under_its_own_keys():
 
 
 def test_no_group_waits_for_a_step_that_asks_none(buffer):
-    buffer.ways = Ways("sparing", 0, again=Tally(ENOUGH, 0, 1000), came=Tally(10, 5, 1000))
+    buffer.ways = Ways("sparing", 0, again=Tally(99, 0, 100 * ENOUGH), came=Tally(10, 5, 500))
     for step, held in ((EVERY - 2, 0), (EVERY - 1, 1)):
         write_group(f"hard {step}", WRONG, step), write_group(f"easy {step}", MIXED, step)
         batch, metrics = buffer.sample(step, "train", 2)

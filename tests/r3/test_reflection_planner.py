@@ -313,7 +313,7 @@ def test_a_step_that_rests_asks_for_groups_that_wait_alone(tokenizer, history):
     for query in ("waits", "hard"):
         remember(tokenizer, history, query, wrong=4)
     planner, batch = make_planner(tokenizer, history), make_batch(tokenizer, ["waits", "hard"])
-    planner.ways = Ways("sparing", 0, again=Tally(ENOUGH, 0, 1000), came=Tally(10, 5, 1000))
+    planner.ways = Ways("sparing", 0, again=Tally(99, 0, 100 * ENOUGH), came=Tally(10, 5, 500))
     assert len(reflected(batch, planner.augment(batch, EVERY)[0])) == 2
     assert planner.augment(batch, EVERY + 1)[0] is batch
     attempt = Sample("waits", np.array(encode(tokenizer, "it is 5")), False, 0.0, False, step=1)

@@ -1,6 +1,7 @@
 """By which prompt all-wrong groups are asked again: what each way found, the share that follows, and the choice."""
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from recipe.r3.replay.ways import (
     Tally,
     Ways,
     as_they_came,
+    further,
     in_vain,
     reflection_share,
     tallies,
@@ -121,38 +123,72 @@ def test_groups_that_waited_or_were_asked_again_do_not_count_as_they_came():
 
 
 @pytest.mark.parametrize(
-    ("again", "came", "expected"),
+    ("again", "came", "vain"),
     [
-        ((30, 2, 3000), (100, 50, 8000), True),  # 0.107
-        ((ENOUGH - 1, 0, 3000), (100, 50, 8000), False),  # too few to tell
-        ((ENOUGH, 0, 3000), (100, 50, 8000), True),
-        ((ENOUGH, 0, 3000), (100, 0, 8000), False),  # plain prompts give nothing either
-        ((ENOUGH, 5, 2000), (100, 50, 5000), False),  # a quarter is not less than it
+        ((30, 4, 3200), (100, 50, 8000), True),  # of 20 that were to be expected
+        ((30, 5, 3200), (100, 50, 8000), False),  # a quarter is not less than it
+        ((ENOUGH, 0, ENOUGH * 160), (100, 50, 8000), True),
+        ((ENOUGH, 0, ENOUGH * 160 - 1), (100, 50, 8000), False),  # too few to tell
+        ((99, 0, 9900), (100, 0, 8000), False),  # plain prompts give nothing either
+        ((0, 0, 0), (0, 0, 0), False),
     ],
 )
-def test_asking_in_vain(again, came, expected):
-    assert in_vain(Tally(*again), Tally(*came)) is expected
+def test_asking_in_vain(again, came, vain):
+    assert in_vain(Tally(*again), Tally(*came)) is vain
     a_thousand = [Tally(asked, found, 1000 * tokens) for asked, found, tokens in (again, came)]
-    assert in_vain(*a_thousand) is expected, "the unit of tokens does not matter"
+    assert in_vain(*a_thousand) is vain, "the unit of tokens does not matter"
 
 
-def step_of(asked_right: bool) -> tuple:
-    """An all-wrong group that is asked again with this success, and two mixed ones."""
-    outcomes = "wr" if asked_right else "ww"
-    further = rows("a", "ww") + rows(reflection_uid("a"), outcomes, 10, REFLECTION)
-    return tuple(zip(*further, *rows("b", "wr"), *rows("c", "wr"), strict=True))
+def step_of(further: str, *plain: str) -> tuple:
+    """Keys and tags of a batch: groups with these outcomes, each all-wrong one asked again with the next of `further`
+    (r: found)."""
+    batch, left = [], list(further)
+    for number, outcomes in enumerate(plain):
+        batch += rows(f"u{number}", outcomes, group=f"q{number}")
+        if outcomes == "ww" and left:
+            again = "wr" if left.pop(0) == "r" else "ww"
+            batch += rows(reflection_uid(f"u{number}"), again, 10, REFLECTION, group=f"q{number}")
+    return tuple(zip(*batch, strict=True))
+
+
+class Anything:
+    def __contains__(self, query: object) -> bool:
+        return True
+
+
+def test_what_was_planned_for_a_group_that_came_out_mixed_was_spent_too():
+    keys, tags = zip(*rows("a", "wr"), *rows(reflection_uid("a"), "rr", 10, REFLECTION), strict=True)
+    lost, of = zip(*rows(reflection_uid("gone"), "rr", 10, REFLECTION), strict=True)
+    found = tallies(keys + lost, tags + of, {"q"})
+    assert further(keys + lost, tags + of, found) == Tally(1, 0, 20)
 
 
 def test_steps_rest_where_nothing_is_found_and_ask_again_once_something_is():
     ways, seen = Ways(SPARING, 0), []
-    for step in range(400):
+    for step in range(600):
         seen.append(ways.rests(step))
-        if not seen[-1]:
-            ways.see(*step_of(asked_right=step >= 200), {"q"})
-        assert ways.again.asked < 2 * ENOUGH
-    assert not any(seen[:ENOUGH]) and all(seen[step] == (step % EVERY != 0) for step in range(ENOUGH, 201))
+        asked = "" if seen[-1] else "r" if step >= 300 else "w"
+        ways.see(*step_of(asked, "ww", "wr"), Anything())
+        assert ways.rests(step) is seen[-1], "what its batches say comes for the next step"
+    # Half of the groups are mixed: after 24 that found nothing 12 were to be expected.
+    first = 2 * ENOUGH
+    assert not any(seen[:first]) and all(seen[step] == (step % EVERY != 0) for step in range(first, 301))
     assert not any(seen[-100:]), "what is found lately counts"
     steady = Ways(ADAPTIVE, 0)
     for _ in range(100):
-        steady.see(*step_of(asked_right=False), {"q"})
-    assert not any(map(steady.rests, range(100)))
+        steady.see(*step_of("w", "ww", "wr"), Anything())
+    assert not any(map(steady.rests, range(100))) and not steady.resting(1) and ways.resting(0)
+
+
+@pytest.mark.parametrize(("mixed", "found", "low", "high"), [(0.05, 0.05, 0, 0.02), (0.5, 0.05, 0.5, 0.875)])
+def test_steps_seldom_rest_where_asking_again_pays_as_well(mixed, found, low, high):
+    """Of 16 groups a step four are asked at most; where few are mixed chance must not rest for long."""
+    draw, rested = random.Random(0), []
+    for _ in range(30):
+        ways = Ways(SPARING, 0)
+        for step in range(60):
+            rested.append(ways.rests(step))
+            plain = ["wr" if draw.random() < mixed else "ww" for _ in range(16)]
+            asked = "".join("r" if draw.random() < found else "w" for _ in range(0 if rested[-1] else 4))
+            ways.see(*step_of(asked, *plain), Anything())
+    assert low <= sum(rested) / len(rested) <= high

@@ -3,10 +3,9 @@
     r3 probe check --add outputs/probe/*                    verdicts of these probes, kept in examples/results/probe
     r3 probe check --out examples/results/probe_first_rule  those of the first rule
 
-A mechanism's effect in a world is the plan's own contrast for it, in that world alone: of Pass@1 at the study's budget.
-The probe is right where it says on and the effect is at least `verdicts.MATTERS`, which the plan counts too, or off and
-it is less; unclear is neither right nor wrong. One world is mostly noise, so the mean over the worlds of a verdict is
-told as well.
+A mechanism's effect in a world is the plan's own contrast for it, in that world alone, by the plan's measure of Pass@1.
+The probe is right where it says on and the effect is at least what matters by the plan, or off and it is less; unclear
+is neither right nor wrong. One world is mostly noise, so the mean over the worlds of a verdict is told as well.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from r3_ext.host.files import write_text
-from r3_ext.r3.probe.verdicts import MATTERS, OFF, ON, UNCLEAR
+from r3_ext.r3.probe.verdicts import OFF, ON, UNCLEAR
 from r3_ext.study.command import recorded_curves
 from r3_ext.study.design import Design, read_design
 from r3_ext.study.hypotheses import Hypothesis, contrast_values, worlds_of
@@ -25,8 +24,8 @@ from r3_ext.study.outcome import spread
 from r3_ext.tiny.world import parse
 
 CONTRASTS = {
-    "r3": ("gain", "little_without_reflection", "little_without_mistakes", "gain_with_many_mistakes"),
-    "replay": ("effect_of_ccr",),
+    "r3": ("gain", "over_grpo", "little_without_reflection", "little_without_mistakes", "gain_with_many_mistakes"),
+    "replay": ("effect_of_ccr", "replay_gains"),
     "reflection": ("effect_of_isr",),
     "ranking": ("effect_of_serr", "ranking_helps"),
 }
@@ -59,14 +58,20 @@ def rows_of(found: dict) -> list[Row]:
     return [Row(world, parse(text).seed, name, verdicts[name]) for name in CONTRASTS]
 
 
-def effect(row: Row, design: Design, curves: dict) -> float | None:
-    """What training with it gained in that world; None where the record lacks an arm, or the plan the question."""
+def asked(row: Row, design: Design, curves: dict) -> Hypothesis | None:
+    """The hypothesis about it; None where the record lacks an arm in that world, or the plan the question."""
     for hypothesis in design.hypotheses:
         if hypothesis.name in CONTRASTS[row.mechanism] and _is_of(hypothesis, row.world, design):
-            worlds = worlds_of(hypothesis, curves, design.budgets, design.worlds)
-            if row.seed in worlds:
-                return float(contrast_values(hypothesis, [row.seed], curves, design.budgets)[0])
+            if row.seed in worlds_of(hypothesis, curves, design.budgets, design.worlds):
+                return hypothesis
     return None
+
+
+def effect(row: Row, design: Design, curves: dict) -> tuple[float | None, float]:
+    """What training with it gained in that world, and what matters there by the plan."""
+    if not (hypothesis := asked(row, design, curves)):
+        return None, 0.0
+    return float(contrast_values(hypothesis, [row.seed], curves, design.budgets)[0]), hypothesis.matters
 
 
 def _is_of(hypothesis: Hypothesis, world: str, design: Design) -> bool:
@@ -80,31 +85,32 @@ def _kind(world: str):
     return parse(",".join(filter(None, [world, "seed=0"])))
 
 
-def is_right(verdict: str, gained: float | None) -> bool | None:
+def is_right(verdict: str, gained: float | None, matters: float) -> bool | None:
     """None where the probe said neither, or nothing is known."""
     if gained is None or verdict == UNCLEAR:
         return None
-    return (gained >= MATTERS) == (verdict == ON)
+    return (gained >= matters) == (verdict == ON)
 
 
 def table(rows: Iterable[Row], design: Design, curves: dict) -> str:
     """Markdown: a line per verdict, and the mean effect by verdict."""
-    gains = [(row, effect(row, design, curves)) for row in rows]
+    gains = [(row, *effect(row, design, curves)) for row in rows]
     lines = ["| world | seed | | probe | effect in training | right |", "|---|---|---|---|---|---|"]
-    for row, gained in gains:
-        right = {True: "yes", False: "no", None: ""}[is_right(row.verdict, gained)]
+    for row, gained, matters in gains:
+        right = {True: "yes", False: "no", None: ""}[is_right(row.verdict, gained, matters)]
         told = "not trained" if gained is None else f"{gained:+.4f}"
         lines.append(f"| {row.world or 'default'} | {row.seed} | {row.mechanism} | {row.verdict} | {told} | {right} |")
-    judged = [is_right(row.verdict, gained) for row, gained in gains]
+    judged = [is_right(row.verdict, gained, matters) for row, gained, matters in gains]
     right, wrong = judged.count(True), judged.count(False)
     if not right + wrong:
         return "\n".join(lines) + "\n"
     lines += ["", f"Right in {right} of {right + wrong} that training has tested: on claims an effect of at least"]
-    lines[-1] += f" {MATTERS:g} of Pass@1, off a smaller one."
+    least = sorted({matters for _, gained, matters in gains if gained is not None})
+    lines[-1] += f" {' or '.join(map('{:g}'.format, least))} of Pass@1, off a smaller one."
     lines += ["", "| | probe | worlds trained | mean effect, 95 % interval |", "|---|---|---|---|"]
     for mechanism in CONTRASTS:
         for verdict in (ON, UNCLEAR, OFF):
-            known = [g for row, g in gains if (row.mechanism, row.verdict) == (mechanism, verdict) and g is not None]
+            known = [g for row, g, _ in gains if (row.mechanism, row.verdict) == (mechanism, verdict) and g is not None]
             if known:
                 lines.append(f"| {mechanism} | {verdict} | {len(known)} | {_mean(known)} |")
     return "\n".join(lines) + "\n"

@@ -141,9 +141,9 @@ class ReflectionConfig(BaseConfig):
     ask: str = "adaptive"
     """[U] How all-wrong groups are asked sooner: by `reflection`, `plain`, `adaptive`, `sparing` or `restart`. Answers
     to the plain prompt join the group, on policy. `adaptive` follows what each of the two has found for a token in this
-    run. `sparing` does as well, and asks in every eighth step only while both find little.
-    `restart` does as well, but where the history holds a right answer: answers then go on from a part of it, and a
-    right one is replayed in its place."""
+    run. `sparing` does as well, but while both find little, seven of eight steps ask nothing again, hard queries that
+    the history knows neither. `restart` does as `adaptive`, but where the history holds a right answer: answers then go
+    on from a part of it, and a right one is replayed in its place."""
     threshold: float = 0.25
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4

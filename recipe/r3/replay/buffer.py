@@ -92,7 +92,7 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         check_judged(tags_of(batch), global_steps)
         batch = self.holder.join(batch) if self.holder else batch
         if self.ways:
-            metrics["reflection/rests"] = float(self.ways.rests(global_steps))
+            metrics |= self.ways.resting(global_steps)
             self.ways.see(batch.keys, tags_of(batch), self.replayer.drawable(samples))
             batch = join_further(batch)
         replays = self.replayer.replays(batch.keys, tags_of(batch), samples)

@@ -37,8 +37,10 @@ FLOOR = 0.1
 WORTH = 0.25
 """Share of the mixed groups that plain prompts give for a token, below which asking again is in vain: a rescued group
 may be worth more than a mixed one, but not so much."""
-ENOUGH = 20
-"""All-wrong groups asked again before what they found is judged; then the last 20 to 40 of them count."""
+ENOUGH = 12
+"""Mixed groups that plain prompts would have given for the tokens, before what asking again found for them is judged.
+From twice as many on all counts are halved, so that what is found lately counts. A number of groups would not do: of 20
+that are asked where 1 of 20 is mixed nothing is found one time of three, though asking pays as well."""
 EVERY = 8
 """One step of so many asks while others rest, for the same reason as FLOOR."""
 FILE = "ways.json"
@@ -93,12 +95,31 @@ def as_they_came(keys: Sequence[str], tags: Sequence[RowTag]) -> Tally:
     return came
 
 
-def in_vain(again: Tally, came: Tally) -> bool:
-    """Whether asking again has found less for a token than WORTH times the mixed groups that plain prompts gave.
-
-    2 of 30 groups for 3,000 tokens, and 50 mixed of 100 for 8,000: 0.00067 to 0.00625 is 0.107.
+def further(keys: Sequence[str], tags: Sequence[RowTag], found: dict[str, Tally]) -> Tally:
+    """Of the groups that were asked again: how many, those that `found` counts, tokens. One that was planned for a
+    group that came out mixed cost its tokens, too. One whose own group is elsewhere is left out.
     """
-    return again.asked >= ENOUGH and again.found * came.tokens < WORTH * came.found * again.tokens
+    groups, all_ = groups_of(keys, tags), Tally(found=sum(tally.found for tally in found.values()))
+    for uid, positions in groups.items():
+        if is_reflection(uid) and plain_uid(uid) in groups:
+            all_.add(Tally(1, 0, sum(tags[position].generated_len for position in positions)))
+    return all_
+
+
+def expected(again: Tally, came: Tally) -> float:
+    """Mixed groups that plain prompts would have given for the tokens of asking again.
+
+    50 mixed groups for 8,000 tokens, and 3,200 for asking again: 20.
+    """
+    return again.tokens * came.found / came.tokens if came.tokens else 0.0
+
+
+def in_vain(again: Tally, came: Tally) -> bool:
+    """Whether asking again has found less than WORTH times what was to be expected of plain prompts.
+
+    4 of 30 groups where 20 were to be expected: 0.2.
+    """
+    return expected(again, came) >= ENOUGH and again.found < WORTH * expected(again, came)
 
 
 def reflection_share(found: dict[str, Tally]) -> float:
@@ -135,10 +156,19 @@ class Ways:
     """Lately, by all ways together."""
     came: Tally = field(default_factory=Tally)
     """Plain groups in the same steps."""
+    decided: tuple[int, bool] = (-1, False)
+    """A step and whether it rests: it may have several batches."""
 
     def rests(self, step: int) -> bool:
-        """Whether `step` asks no all-wrong group again."""
-        return self.ask == SPARING and step % EVERY != 0 and in_vain(self.again, self.came)
+        """Whether `step` asks no group again."""
+        if step != self.decided[0]:
+            is_resting = self.ask == SPARING and step % EVERY != 0 and in_vain(self.again, self.came)
+            self.decided = step, is_resting
+        return self.decided[1]
+
+    def resting(self, step: int) -> dict[str, float]:
+        """What `rests` says, as a metric."""
+        return {"reflection/rests": float(self.rests(step))} if self.ask == SPARING else {}
 
     def way(self, query_id: str, step: int) -> str:
         """Of an all-wrong group that `step` generated."""
@@ -149,12 +179,13 @@ class Ways:
 
     def see(self, keys: Sequence[str], tags: Sequence[RowTag], drawable: Container[str]) -> None:
         """Count what the further groups of a batch found; see `tallies`."""
-        for way, tally in tallies(keys, tags, drawable).items():
+        found = tallies(keys, tags, drawable)
+        for way, tally in found.items():
             self.found[way].add(tally)
             self.fresh[way].add(tally)
-            self.again.add(tally)
+        self.again.add(further(keys, tags, found))
         self.came.add(as_they_came(keys, tags))
-        if self.again.asked >= 2 * ENOUGH:
+        while expected(self.again, self.came) >= 2 * ENOUGH:
             self.again.halve()
             self.came.halve()
 
