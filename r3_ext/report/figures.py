@@ -88,11 +88,10 @@ REFLECTION = (
 
 SOONER = (
     Lines("Next asked by reflection", "share of all-wrong groups", (get("reflection/by_reflection/share"),)),
-    Lines("Steps that asked none", "share of steps", (get("reflection/rests"),)),
     Lines("Batches waited for the answers", "seconds", (get("reflection/at_once/wait_s"),)),
     Lines("Groups held for the next step", "groups", (get("groups/held"),)),
 )
-"""Each of runs with one choice of `reflection.ask` or `reflection.when`: adaptive, sparing, at_once, next_step."""
+"""Each of runs with one choice of `reflection.ask` or `reflection.when`: adaptive, at_once, next_step."""
 WAY_COLORS = {"reflection": ("l4", "l5"), "plain": ("l1", "l2"), "restart": ("l3", "l0")}
 
 

@@ -30,7 +30,6 @@ ENOUGH_SEEDS = 3
 ASKED_ENOUGH, IN_VAIN = 40, 0.25
 """Groups asked again before their yield is judged, and the share of a plain group's yield for a token below which it is
 said to be asked in vain: a rescued group may be worth more than a mixed one, but not so much."""
-SPARING, NEXT_VISIT = "sparing", "next_visit"
 
 
 def try_next(arms: list[Arm]) -> str:
@@ -106,8 +105,7 @@ def of_r3(arm: Arm) -> str:
         few = f"with {percent(lost / groups)} of the groups dead R^3 has little to do here"
         return f"compare with `--method grpo`, which costs less: {few}"
     if vain := asked_in_vain(arm):
-        way = "enable=False" if asks_late(arm) else f"ask={SPARING}"
-        return f"ask fewer groups again, `algorithm.r3.reflection.{way}`: {vain}"
+        return f"ask no group again, `algorithm.r3.reflection.enable=False`: {vain}"
     if max(map(epochs_of, arm.runs)) == 1 and asks_late(arm):
         earlier = "replay and reflection need earlier answers to the same problems"
         return f"train past the first epoch, `{longer(arm.runs[0])}`: {earlier}"
@@ -120,7 +118,7 @@ def of_r3(arm: Arm) -> str:
 
 def asks_late(arm: Arm) -> bool:
     """Whether an all-wrong group waits for its problem's next visit; runs of early versions do not say, and did."""
-    return all(run.config.get("algorithm.r3.reflection.when", NEXT_VISIT) == NEXT_VISIT for run in arm.runs)
+    return all(run.config.get("algorithm.r3.reflection.when", "next_visit") == "next_visit" for run in arm.runs)
 
 
 def asked_in_vain(arm: Arm) -> str:
@@ -128,8 +126,7 @@ def asked_in_vain(arm: Arm) -> str:
     names = "reflection/prompts", "reflection/solved", "reflection/tokens"
     asked, found, tokens = (total(arm, get(name)) for name in names)
     groups, mixed, fresh = (total(arm, get(name)) for name in ("groups/total", "groups/mixed", "fresh/tokens"))
-    is_sparing = all(run.config.get("algorithm.r3.reflection.ask") == SPARING for run in arm.runs)
-    if is_sparing or asked < ASKED_ENOUGH or not (tokens and fresh) or found / tokens >= IN_VAIN * mixed / fresh:
+    if asked < ASKED_ENOUGH or not (tokens and fresh) or found / tokens >= IN_VAIN * mixed / fresh:
         return ""
     spent, given = percent(tokens / (tokens + fresh)), percent(found / asked)
     text = f"it took {spent} of the generated tokens and found a right answer for {given} of the groups"

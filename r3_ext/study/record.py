@@ -25,12 +25,11 @@ _SPENT = {TOKENS: "generated_tokens", TURNS: "turns"}
 """What a budget counts, as a column; all cells of a record count the same."""
 COUNTS = (
     *("steps", "generated_tokens", "reflection_tokens", "prompt_tokens", *(f"groups_{name}" for name in GROUPS)),
-    *("replayed_rows", "reflection_prompts", "reflection_solved", "rested_steps"),
+    *("replayed_rows", "reflection_prompts", "reflection_solved"),
     *("updates", "trained_rows", "seconds"),
 )
-"""`prompt_tokens` are those of the prompts, once for each answer or turn, without a restart's state; `rested_steps` are
-training steps that asked no group again; `updates` are optimizer steps; `seconds` are those of the whole run, start-up
-included."""
+"""`prompt_tokens` are those of the prompts, once for each answer or turn, without a restart's state; `updates` are
+optimizer steps; `seconds` are those of the whole run, start-up included."""
 Curves = dict[str, dict[int, Curve]]
 """By arm and seed."""
 Ledger = dict[str, dict[int, dict[str, int | str]]]
@@ -82,7 +81,6 @@ def ledger_of(summary: dict, rows: list[dict], commit: str) -> dict[str, int | s
         "replayed_rows": summary["replayed_rows"],
         "reflection_prompts": summary["reflection"]["prompts"],
         "reflection_solved": summary["reflection"]["solved"],
-        "rested_steps": int(sum(row.get("reflection/rests", 0) for row in rows)),
         "updates": summary["updates"],
         "trained_rows": summary["trained_rows"],
         "seconds": round(summary["seconds"]["total"]),

@@ -166,14 +166,14 @@ class R3Mixin(StoredMixin, FixedStepsMixin, MeasuredMixin):
             self._ask_sooner(self.planner)
 
     def _ask_sooner(self, planner: ReflectionPlanner) -> None:
-        seed, reflection = self.config.data.seed, self.r3.reflection
-        if reflection.when != NEXT_VISIT:
-            planner.ways = self.replay_buffer.ways = Ways(reflection.ask, seed)
-        if reflection.when == NEXT_STEP:
+        seed = self.config.data.seed
+        if self.r3.reflection.when != NEXT_VISIT:
+            planner.ways = self.replay_buffer.ways = Ways(self.r3.reflection.ask, seed)
+        if self.r3.reflection.when == NEXT_STEP:
             self.replay_buffer.holder = Holder(seed, planner.fits)
-        elif reflection.when == AT_ONCE:
+        elif self.r3.reflection.when == AT_ONCE:
             replayer, restarter = self.replay_buffer.replayer, None
-            if reflection.ask == RESTARTS:
+            if self.r3.reflection.ask == RESTARTS:
                 cutter = Cutter.of(self.tokenizer, MOST, LEAST, MOST, self.config.data.max_response_length)
                 planner.restarter = restarter = Restarter(self.history, cutter, seed)
             self.replay_buffer.asker = Asker(

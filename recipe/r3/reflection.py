@@ -153,7 +153,7 @@ class ReflectionPlanner:
         self.restarter: Restarter | None = None
         """Where all-wrong groups whose query has a stored right answer go on from a part of it."""
         self.ways: Ways | None = None
-        """By which prompt all-wrong groups are asked again, and whether, where that is before the next visit."""
+        """By which prompt all-wrong groups are asked again, where that is before the next visit."""
 
     def augment(
         self, batch: TensorDict, step: int, waiting: int = 0, held: dict[str, AllWrong] | None = None
@@ -166,8 +166,7 @@ class ReflectionPlanner:
         """
         asked = {group.attempt.query_id for group in (held or {}).values()}
         again = self.again(held, [str(name) for name in batch.keys()], step) if held else None
-        most = 0 if self.ways and self.ways.rests(step) else self.cap
-        cap = max(0, min(most, 2 * self.cap - waiting) - len(held or {}))
+        cap = max(0, min(self.cap, 2 * self.cap - waiting) - len(held or {}))
         query_ids = [str(query_id) for query_id in batch["query_id"]]
         variants = (PLAIN, REFLECTION) if self.config.count_reflected_attempts else (PLAIN,)
         rates = self.history.success_rates(query_ids, self.config.min_attempts, variants, self.config.rounds)

@@ -10,7 +10,6 @@ from tensordict import NonTensorStack, TensorDict
 
 from recipe.common.rows import Origin, groups_of, is_reflection, tags_of, uid_of
 from recipe.r3.replay.asking import Asker, due
-from recipe.r3.replay.ways import ENOUGH, EVERY, Tally, Ways
 
 WRONG, MIXED = ("wrong",) * N, ("right", *("wrong",) * (N - 1))
 
@@ -348,16 +347,3 @@ def test_there_counting_what_is_finished_asks_nothing(make_async):
     assert buffer.get_sampleable_count(1, "train") == 1 and rollout.asked == []
     uids, _ = buffer.wait_for_sampleable(1, "train", 1)
     assert uids == {hard} and len(rollout.asked) == 1
-
-
-@pytest.mark.parametrize(("step", "rests"), [(EVERY, 0.0), (EVERY + 1, 1.0)])
-def test_a_step_that_rests_asks_none(make_buffer, step, rests):
-    buffer = make_buffer()
-    buffer.reflection_cap = 2
-    buffer.ways = Ways("sparing", 0, again=Tally(99, 0, 100 * ENOUGH), came=Tally(10, 5, 500))
-    rollout = Rollout(buffer)
-    hard = rollout.plain("hard", WRONG, step)
-    batch, metrics = buffer.sample(step, "train", 1)
-    assert metrics["reflection/rests"] == rests
-    assert uids(batch) == {hard} | ({f"reflection-{hard}"} if not rests else set())
-    finish_step(batch)

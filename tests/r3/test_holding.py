@@ -16,7 +16,7 @@ from recipe.common.rows import Origin, groups_of, tags_of, uid_of
 from recipe.r3.config.r3_config import R3Config
 from recipe.r3.r3_trainer import R3Mixin
 from recipe.r3.replay.holding import FILE, Holder, _plain
-from recipe.r3.replay.ways import ENOUGH, EVERY, Tally, Ways
+from recipe.r3.replay.ways import Ways
 
 WRONG, MIXED = ("wrong",) * N, ("right", *("wrong",) * (N - 1))
 
@@ -330,12 +330,3 @@ def test_plain_inside_an_array_of_objects_and_under_its_own_keys():
     """As pandas has nested columns, and a class of the user's that reads by it (`data.custom_cls`)."""
     kept = _plain({"a": np.array([{"x": np.arange(2), 1: None}, "y"], dtype=object)})
     assert kept == {"a": [{"x": [0, 1], 1: None}, "y"]}
-
-
-def test_no_group_waits_for_a_step_that_asks_none(buffer):
-    buffer.ways = Ways("sparing", 0, again=Tally(99, 0, 100 * ENOUGH), came=Tally(10, 5, 500))
-    for step, held in ((EVERY - 2, 0), (EVERY - 1, 1)):
-        write_group(f"hard {step}", WRONG, step), write_group(f"easy {step}", MIXED, step)
-        batch, metrics = buffer.sample(step, "train", 2)
-        assert (metrics["groups/held"], metrics["reflection/rests"]) == (held, 1.0)
-        finish_step(batch)

@@ -13,7 +13,7 @@ from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import Sample, Transfer
 from recipe.r3.reflection import AGENT_NAME
 from recipe.r3.replay.all_wrong import AllWrong
-from recipe.r3.replay.ways import ENOUGH, EVERY, Tally, Ways
+from recipe.r3.replay.ways import Ways
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -307,18 +307,6 @@ def test_a_query_whose_group_waits_is_asked_for_that_group_alone(tokenizer, hist
     assert sorted(reflected(batch, augmented)) == ["hard", "waits"]
     assert "reflection-u1" in {row["uid"] for row in worker_rows(augmented)}
     assert metrics["reflection/prompts"] == 2
-
-
-def test_a_step_that_rests_asks_for_groups_that_wait_alone(tokenizer, history):
-    for query in ("waits", "hard"):
-        remember(tokenizer, history, query, wrong=4)
-    planner, batch = make_planner(tokenizer, history), make_batch(tokenizer, ["waits", "hard"])
-    planner.ways = Ways("sparing", 0, again=Tally(99, 0, 100 * ENOUGH), came=Tally(10, 5, 500))
-    assert len(reflected(batch, planner.augment(batch, EVERY)[0])) == 2
-    assert planner.augment(batch, EVERY + 1)[0] is batch
-    attempt = Sample("waits", np.array(encode(tokenizer, "it is 5")), False, 0.0, False, step=1)
-    held = {"u1": AllWrong(worker_rows(make_batch(tokenizer, ["waits"]))[0], attempt)}
-    assert reflected(batch, planner.augment(batch, EVERY + 1, held=held)[0]) == ["waits"]
 
 
 def test_the_plain_prompt_always_fits(tokenizer, history):

@@ -25,7 +25,7 @@ from r3_ext.tiny.world import parse
 
 CONTRASTS = {
     "r3": ("gain", "over_grpo", "little_without_reflection", "little_without_mistakes", "gain_with_many_mistakes"),
-    "replay": ("effect_of_ccr", "replay_gains"),
+    "replay": ("effect_of_ccr",),
     "reflection": ("effect_of_isr",),
     "ranking": ("effect_of_serr", "ranking_helps"),
 }

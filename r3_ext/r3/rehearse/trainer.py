@@ -7,7 +7,6 @@ from tensordict import TensorDict
 
 from r3_ext.rehearse.steps import GRPO, HELD, WORST
 from r3_ext.rehearse.trainer import NAME, EndlessMixin, RehearsedMixin
-from recipe.r3.config.r3_config import ADAPTIVE, SPARING
 from recipe.r3.r3_trainer import R3Trainer
 from recipe.r3.reflection import AGENT_NAME, ReflectionAgentLoop, ReflectionPlanner
 from verl.experimental.agent_loop.agent_loop import register
@@ -42,8 +41,6 @@ class RehearsedR3(RehearsedMixin, R3Trainer):
         super()._ask_sooner(planner)
         buffer = self.replay_buffer
         self._sooner = buffer.asker, buffer.holder, buffer.ways
-        if buffer.ways and buffer.ways.ask == SPARING:
-            buffer.ways.ask = ADAPTIVE  # a step that asks none is GRPO's
         if buffer.asker:
             submit = buffer.asker.submit
             buffer.asker.submit = lambda batch: submit(self._endless(batch))

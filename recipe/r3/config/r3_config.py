@@ -49,10 +49,10 @@ def _require(ok: bool, key: str, rule: str, value: Any) -> None:
 
 
 WHEN = NEXT_VISIT, NEXT_STEP, AT_ONCE = "next_visit", "next_step", "at_once"
-ADAPTIVE, SPARING = "adaptive", "sparing"
+ADAPTIVE = "adaptive"
 RESTARTS = "restart"
 ANY_PROMPT = "any_prompt"
-ASK = REFLECTION, PLAIN, ADAPTIVE, SPARING, RESTARTS
+ASK = REFLECTION, PLAIN, ADAPTIVE, RESTARTS
 
 ATTEMPT_WORDS = (
     r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above) attempt\b"
@@ -139,11 +139,10 @@ class ReflectionConfig(BaseConfig):
     """[U] When an all-wrong group is asked again: at the `next_visit` of its query (the paper's), in the `next_step`
     or `at_once`. Hard queries that the history knows are asked with their batch in all three."""
     ask: str = "adaptive"
-    """[U] How all-wrong groups are asked sooner: by `reflection`, `plain`, `adaptive`, `sparing` or `restart`. Answers
-    to the plain prompt join the group, on policy. `adaptive` follows what each of the two has found for a token in this
-    run. `sparing` does as well, but while both find little, seven of eight steps ask nothing again, hard queries that
-    the history knows neither. `restart` does as `adaptive`, but where the history holds a right answer: answers then go
-    on from a part of it, and a right one is replayed in its place."""
+    """[U] How all-wrong groups are asked sooner: by `reflection`, `plain`, `adaptive` or `restart`. Answers to the
+    plain prompt join the group, on policy. `adaptive` follows what each of the two has found for a token in this run.
+    `restart` does as well, but where the history holds a right answer: answers then go on from a part of it, and a
+    right one is replayed in its place."""
     threshold: float = 0.25
     """[U] tau: a query is hard when its share of correct attempts so far is below this, in (0, 1]."""
     min_attempts: int = 4

@@ -92,7 +92,6 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         check_judged(tags_of(batch), global_steps)
         batch = self.holder.join(batch) if self.holder else batch
         if self.ways:
-            metrics |= self.ways.resting(global_steps)
             self.ways.see(batch.keys, tags_of(batch), self.replayer.drawable(samples))
             batch = join_further(batch)
         replays = self.replayer.replays(batch.keys, tags_of(batch), samples)
@@ -116,18 +115,14 @@ class CrossContextReplayMixin(CountDiscardedMixin):
         finished, failed = self.finished_keys[queue.TRAIN].difference(late), set(self.failure_keys[queue.TRAIN])
         unfinished = self.pending_keys[queue.TRAIN] | self.running_keys[queue.TRAIN]
         now = Snapshot(finished, failed, unfinished, self.partitions[queue.TRAIN])
-        return asker.poll(now, step, self._cap(step), waits_for_all=self.trainer_mode == SYNC)
-
-    def _cap(self, step: int) -> int:
-        """Most groups that are asked again in `step`."""
-        return 0 if self.ways and self.ways.rests(step) else self.reflection_cap
+        return asker.poll(now, step, self.reflection_cap, waits_for_all=self.trainer_mode == SYNC)
 
     def _hold(
         self, holder: Holder, batch: KVBatchMeta, replays: list[Replay], step: int
     ) -> tuple[KVBatchMeta, list[Replay]]:
         """`batch` without the groups that wait for the next one, and the replays with the positions in it."""
         keys = {batch.keys[replay.positions[0]]: replay for replay in replays}
-        batch = holder.hold(batch, set(map(uid_of, keys)), step, self._cap(step + 1) if self.may_hold else 0)
+        batch = holder.hold(batch, set(map(uid_of, keys)), step, self.reflection_cap if self.may_hold else 0)
         members = groups_of(batch.keys, tags_of(batch))
         return batch, [Replay(members[uid_of(key)], replay.samples) for key, replay in keys.items()]
 

@@ -16,8 +16,6 @@
 Which of them finds more depends on the model: where reflection solves 8 groups, further answers may solve 18. So
 `reflection.ask=adaptive` lets the run find out. Either way right answers that are rare under the plain prompt weigh
 more than their probability, because a group is asked again for having none.
-
-With `sparing` it also finds out whether: where neither finds much, the tokens go to other problems.
 """
 
 import json
@@ -28,21 +26,12 @@ from pathlib import Path
 
 from recipe.common.outcome import dead_outcome
 from recipe.common.rows import PLAIN, REFLECTION, RESTART, RowTag, groups_of, is_reflection, plain_uid
-from recipe.r3.config.r3_config import ADAPTIVE, RESTARTS, SPARING
+from recipe.r3.config.r3_config import ADAPTIVE, RESTARTS
 
 WAYS = (REFLECTION, PLAIN)
 """Of asking a group that nothing stored can rescue. Restarts have a right answer to go on from."""
 FLOOR = 0.1
 """Least share of either way: what finds nothing now may do so later."""
-WORTH = 0.25
-"""Share of the mixed groups that plain prompts give for a token, below which asking again is in vain: a rescued group
-may be worth more than a mixed one, but not so much."""
-ENOUGH = 12
-"""Mixed groups that plain prompts would have given for the tokens, before what asking again found for them is judged.
-From twice as many on all counts are halved, so that what is found lately counts. A number of groups would not do: of 20
-that are asked where 1 of 20 is mixed nothing is found one time of three, though asking pays as well."""
-EVERY = 8
-"""One step of so many asks while others rest, for the same reason as FLOOR."""
 FILE = "ways.json"
 """In a checkpoint: the tallies so far."""
 
@@ -51,20 +40,17 @@ FILE = "ways.json"
 class Tally:
     """What one way found."""
 
-    asked: float = 0
+    asked: int = 0
     """All-wrong groups."""
-    found: float = 0
+    found: int = 0
     """Those of them with a right answer then, that may be replayed into them."""
-    tokens: float = 0
+    tokens: int = 0
     """Generated for all of them."""
 
     def add(self, other: "Tally") -> None:
         self.asked += other.asked
         self.found += other.found
         self.tokens += other.tokens
-
-    def halve(self) -> None:
-        self.asked, self.found, self.tokens = self.asked / 2, self.found / 2, self.tokens / 2
 
 
 def tallies(keys: Sequence[str], tags: Sequence[RowTag], drawable: Container[str]) -> dict[str, Tally]:
@@ -85,43 +71,6 @@ def tallies(keys: Sequence[str], tags: Sequence[RowTag], drawable: Container[str
     return found
 
 
-def as_they_came(keys: Sequence[str], tags: Sequence[RowTag]) -> Tally:
-    """Of the plain groups that a batch generated: how many, those of them with right and wrong answers, tokens."""
-    came = Tally()
-    for uid, positions in groups_of(keys, tags).items():
-        rows = [tags[position] for position in positions]
-        if not is_reflection(uid) and not rows[0].waited:
-            came.add(Tally(1, int(dead_outcome(rows) is None), sum(row.generated_len for row in rows)))
-    return came
-
-
-def further(keys: Sequence[str], tags: Sequence[RowTag], found: dict[str, Tally]) -> Tally:
-    """Of the groups that were asked again: how many, those that `found` counts, tokens. One that was planned for a
-    group that came out mixed cost its tokens, too. One whose own group is elsewhere is left out.
-    """
-    groups, all_ = groups_of(keys, tags), Tally(found=sum(tally.found for tally in found.values()))
-    for uid, positions in groups.items():
-        if is_reflection(uid) and plain_uid(uid) in groups:
-            all_.add(Tally(1, 0, sum(tags[position].generated_len for position in positions)))
-    return all_
-
-
-def expected(again: Tally, came: Tally) -> float:
-    """Mixed groups that plain prompts would have given for the tokens of asking again.
-
-    50 mixed groups for 8,000 tokens, and 3,200 for asking again: 20.
-    """
-    return again.tokens * came.found / came.tokens if came.tokens else 0.0
-
-
-def in_vain(again: Tally, came: Tally) -> bool:
-    """Whether asking again has found less than WORTH times what was to be expected of plain prompts.
-
-    4 of 30 groups where 20 were to be expected: 0.2.
-    """
-    return expected(again, came) >= ENOUGH and again.found < WORTH * expected(again, came)
-
-
 def reflection_share(found: dict[str, Tally]) -> float:
     """Share of the groups that are asked with the reflection prompt: as the ways' groups found for a token, at least
     FLOOR of either.
@@ -139,7 +88,7 @@ def reflection_share(found: dict[str, Tally]) -> float:
 
 @dataclass
 class Ways:
-    """Chooses the way of each group, and the steps that ask none.
+    """Chooses the way of each group.
 
     Args:
         ask: `reflection.ask`.
@@ -152,42 +101,19 @@ class Ways:
     """Of the run so far."""
     fresh: dict[str, Tally] = field(default_factory=lambda: {way: Tally() for way in (*WAYS, RESTART)})
     """Since the metrics were taken last."""
-    again: Tally = field(default_factory=Tally)
-    """Lately, by all ways together."""
-    came: Tally = field(default_factory=Tally)
-    """Plain groups in the same steps."""
-    decided: tuple[int, bool] = (-1, False)
-    """A step and whether it rests: it may have several batches."""
-
-    def rests(self, step: int) -> bool:
-        """Whether `step` asks no group again."""
-        if step != self.decided[0]:
-            is_resting = self.ask == SPARING and step % EVERY != 0 and in_vain(self.again, self.came)
-            self.decided = step, is_resting
-        return self.decided[1]
-
-    def resting(self, step: int) -> dict[str, float]:
-        """What `rests` says, as a metric."""
-        return {"reflection/rests": float(self.rests(step))} if self.ask == SPARING else {}
 
     def way(self, query_id: str, step: int) -> str:
         """Of an all-wrong group that `step` generated."""
-        if self.ask not in (ADAPTIVE, SPARING, RESTARTS):
+        if self.ask not in (ADAPTIVE, RESTARTS):
             return self.ask
         drawn = random.Random(f"{self.seed}/way/{step}/{query_id}").random()
         return REFLECTION if drawn < reflection_share(self.found) else PLAIN
 
     def see(self, keys: Sequence[str], tags: Sequence[RowTag], drawable: Container[str]) -> None:
         """Count what the further groups of a batch found; see `tallies`."""
-        found = tallies(keys, tags, drawable)
-        for way, tally in found.items():
+        for way, tally in tallies(keys, tags, drawable).items():
             self.found[way].add(tally)
             self.fresh[way].add(tally)
-        self.again.add(further(keys, tags, found))
-        self.came.add(as_they_came(keys, tags))
-        while expected(self.again, self.came) >= 2 * ENOUGH:
-            self.again.halve()
-            self.came.halve()
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the share by which the next groups are asked."""
@@ -198,16 +124,13 @@ class Ways:
             for name, count in asdict(tally).items()
         }
         self.fresh = {way: Tally() for way in (*WAYS, RESTART)}
-        is_shared = self.ask in (ADAPTIVE, SPARING, RESTARTS)
+        is_shared = self.ask in (ADAPTIVE, RESTARTS)
         return metrics | ({"reflection/by_reflection/share": reflection_share(self.found)} if is_shared else {})
 
     def save(self, checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
-        kept = self.found | {"again": self.again, "came": self.came}
-        (checkpoint / FILE).write_text(json.dumps({name: asdict(tally) for name, tally in kept.items()}) + "\n")
+        (checkpoint / FILE).write_text(json.dumps({way: asdict(tally) for way, tally in self.found.items()}) + "\n")
 
     def load(self, checkpoint: Path) -> None:
         if (file := checkpoint / FILE).exists():
-            kept = {name: Tally(**tally) for name, tally in json.loads(file.read_text()).items()}
-            self.again, self.came = kept.pop("again", Tally()), kept.pop("came", Tally())
-            self.found |= kept
+            self.found |= {way: Tally(**tally) for way, tally in json.loads(file.read_text()).items()}
