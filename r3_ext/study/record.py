@@ -25,11 +25,12 @@ _SPENT = {TOKENS: "generated_tokens", TURNS: "turns"}
 """What a budget counts, as a column; all cells of a record count the same."""
 COUNTS = (
     *("steps", "generated_tokens", "reflection_tokens", "prompt_tokens", *(f"groups_{name}" for name in GROUPS)),
-    *("replayed_rows", "reflection_prompts", "reflection_solved"),
+    *("replayed_rows", "reflection_prompts", "reflection_solved", "restart_rows", "restart_right"),
     *("updates", "trained_rows", "seconds"),
 )
-"""`prompt_tokens` are those of the prompts, once for each answer or turn, without a restart's state; `updates` are
-optimizer steps; `seconds` are those of the whole run, start-up included."""
+"""`prompt_tokens` are those of the prompts, once for each answer or turn, without a restart's state; `restart_rows` are
+answers that go on from a state or a stored answer; `updates` are optimizer steps; `seconds` are those of the whole run,
+start-up included."""
 Curves = dict[str, dict[int, Curve]]
 """By arm and seed."""
 Ledger = dict[str, dict[int, dict[str, int | str]]]
@@ -81,6 +82,8 @@ def ledger_of(summary: dict, rows: list[dict], commit: str) -> dict[str, int | s
         "replayed_rows": summary["replayed_rows"],
         "reflection_prompts": summary["reflection"]["prompts"],
         "reflection_solved": summary["reflection"]["solved"],
+        "restart_rows": int(sum(row.get("restart/rows", 0) for row in rows)),
+        "restart_right": round(sum(row.get("restart/rows", 0) * row.get("restart/acc/mean", 0) for row in rows)),
         "updates": summary["updates"],
         "trained_rows": summary["trained_rows"],
         "seconds": round(summary["seconds"]["total"]),

@@ -108,6 +108,15 @@ def test_cells_of_a_version_that_did_not_count_prompts_have_no_column_for_it(tmp
     assert record.read_ledger(tmp_path)["grpo"] == {1: before, 2: before}
 
 
+def test_restarts_and_those_of_them_that_were_right_are_counted_over_the_steps():
+    metrics = rows(0.1, None, 0.2)
+    summary = summarise(metrics, batch_size=16, n=4, seconds_total=1.0) | {"updates": 4}
+    assert [record.ledger_of(summary, metrics, "")[name] for name in ("restart_rows", "restart_right")] == [0, 0]
+    metrics[-2] |= {"restart/rows": 8, "restart/acc/mean": 0.25}
+    metrics[-1] |= {"restart/rows": 12, "restart/acc/mean": 0.75}
+    assert [record.ledger_of(summary, metrics, "")[name] for name in ("restart_rows", "restart_right")] == [20, 11]
+
+
 def test_a_plan_goes_on_elsewhere_from_its_record_alone(tmp_path, monkeypatch, capsys):
     """From a committed record, say: what it has is not trained again, and what is trained joins it."""
     out, plan, trained = tmp_path / "out", PLANS / "hgpo_worlds.yaml", []
