@@ -77,7 +77,8 @@ def test_a_study_is_summarised_from_its_complete_cells_without_training(tmp_path
     assert ["r3", "0.50", "±", "0.25"] in [line[:4] for line in lines]
     # Three cells of two steps: groups, dead, met replay, ranking, left dead, rows replayed, reflections, solved.
     assert ["r3", "30", "24", "12", "6", "6", "12", "6", "6"] in lines
-    assert (tmp_path / "ledger.csv").read_text().splitlines()[1] == "grpo,0,2,200,14,80,10,2,6,2,4,2,2,0,4,2,2,0,0,4,132,1,"
+    row = (tmp_path / "ledger.csv").read_text().splitlines()[1]
+    assert row == "grpo,0,2,200,14,80,10,2,6,2,4,2,2,0,4,2,2,0,0,4,132,1,"
     assert {path.name for path in tmp_path.glob("*.png")} == {"dots.png", "curves.png"}
 
 
