@@ -85,7 +85,12 @@ ARMS = {
     "at_once": Arm("R^3, all-wrong groups asked at once", "r3", _asked("at_once")),
     "at_once_plain": Arm("R^3, all-wrong groups asked at once, plainly", "r3", _asked("at_once", "plain")),
     "at_once_adaptive": Arm("R^3, all-wrong groups asked at once, adaptively", "r3", _asked("at_once", "adaptive")),
-    "unplanned": Arm("R^3, nothing asked ahead", "r3", ("algorithm.r3.reflection.min_attempts=1000000",)),
+    # No problem is ever known well enough.
+    "unplanned": Arm(
+        "R^3, nothing asked ahead",
+        "r3",
+        ("algorithm.r3.reflection.min_attempts=1000000", "algorithm.r3.reflection.rounds=null"),
+    ),
     "restart": Arm("R^3, known problems restarted from a part of a right answer", "r3", _asked("at_once", "restart")),
     "sparing": Arm("R^3, all-wrong groups asked at once, sparingly", "r3", ended="62b5f38"),
     "wrong_content": Arm("+CCR with answers to other problems", "r3", ended="cde174c"),
