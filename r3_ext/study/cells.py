@@ -89,18 +89,22 @@ def train(args: argparse.Namespace, profile: str, console: Console, python: str,
 
 def run_cell(command: list[str], env: dict | None, log) -> tuple[int, bool]:
     """The exit code, and whether SIGTERM came: to the study it is one to the cell. A cell dies with its study."""
-    told = []
-    with subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=descendants.die_with_parent) as cell:
+    told, started, sent = [], [], []
 
-        def tell(*_) -> None:
-            told.append(True)
-            cell.send_signal(signal.SIGTERM)
+    def tell(*_) -> None:
+        told.append(True)
+        if started:
+            sent.append(started[0].send_signal(signal.SIGTERM))
 
-        before = signal.signal(signal.SIGTERM, tell)
-        try:
+    before = signal.signal(signal.SIGTERM, tell)
+    try:
+        with subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=descendants.die_with_parent) as cell:
+            started.append(cell)
+            if told and not sent:  # it came while the cell was being started
+                tell()
             return cell.wait(), bool(told)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def goes_on(folder: Path) -> bool:

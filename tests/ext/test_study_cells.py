@@ -310,3 +310,16 @@ def test_a_run_ends_at_the_first_validation_behind_its_budget(tmp_path):
     with pytest.raises(BudgetSpent):
         file.poll()
     assert [row["step"] for row in map(json.loads, file.target.read_text().splitlines())] == [0, 1, 2, 3]
+
+
+def test_sigterm_that_comes_while_a_cell_is_being_started_ends_it(tmp_path, monkeypatch):
+    begin = subprocess.Popen
+
+    def interrupted(*args, **kwargs):
+        cell = begin(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)  # between the start and its return
+        return cell
+
+    monkeypatch.setattr(cells.subprocess, "Popen", interrupted)
+    with open(tmp_path / "log", "wb") as log:
+        assert cells.run_cell(["sleep", "60"], None, log) == (-signal.SIGTERM, True)
