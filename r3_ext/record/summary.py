@@ -107,7 +107,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
     def is_logged(key: str) -> bool:
         return bool(steps) and key in steps[-1]
 
-    total = partial(_total, steps)
+    total = partial(total_of, steps)
     fresh_rows = sum(int(row.get("fresh/rows", batch_size * n)) for row in steps)
     return {
         "steps": len(steps),
@@ -160,7 +160,7 @@ def _sessions(steps: list[dict]) -> dict:
     ends = {"first": steps[:window], "last": steps[-window:]}
     return {
         "turns": sum(map(environment_steps, steps)),
-        "failed": _total(steps, "sessions/failed") if any("sessions/failed" in row for row in steps) else None,
+        "failed": total_of(steps, "sessions/failed") if any("sessions/failed" in row for row in steps) else None,
         "success": {
             name: round(mean(row.get("fresh/acc/mean", math.nan) for row in rows), 4) if rows else None
             for name, rows in ends.items()
@@ -177,14 +177,14 @@ def validation_lists(rows: list[dict]) -> dict[str, dict[str, float]]:
     return {name: {figure: last.get(f"val/{name}/{key}", math.nan) for figure, key in keys.items()} for name in names}
 
 
-def _total(rows: list[dict], key: str) -> int:
+def total_of(rows: list[dict], key: str) -> int:
     """The sum of a count over rows; 0 in those that lack it."""
     return int(sum(row.get(key, 0) for row in rows))
 
 
 def asked_again(rows: Iterable[dict]) -> dict:
     """Reflection prompts, and what asking all-wrong groups again before the next visit found, by way."""
-    total, names = partial(_total, list(rows)), ("asked", "found", "tokens")
+    total, names = partial(total_of, list(rows)), ("asked", "found", "tokens")
     by = {way: {name: total(f"reflection/by_{way}/{name}") for name in names} for way in WAYS}
     counts = {name: total(f"reflection/{name}") for name in ("prompts", "solved", "prompt_tokens")}
     return counts | {"by": {way: found for way, found in by.items() if found["asked"]}}

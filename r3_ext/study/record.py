@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from r3_ext.host.files import replacing
-from r3_ext.record.summary import GROUPS, read_metrics
+from r3_ext.record.summary import GROUPS, read_metrics, total_of
 from r3_ext.study.arms import TOKENS, TURNS, unit_of
 from r3_ext.study.outcome import Curve, as_curve, curve_of
 
@@ -76,13 +76,13 @@ def ledger_of(summary: dict, rows: list[dict], commit: str) -> dict[str, int | s
         COMMIT: commit,
         "steps": summary["steps"],
         "generated_tokens": summary["generated_tokens"],
-        "reflection_tokens": int(sum(row.get("reflection/tokens", 0) for row in rows)),
+        "reflection_tokens": total_of(rows, "reflection/tokens"),
         **({"prompt_tokens": int(sum(prompts))} if None not in prompts else {}),
         **{f"groups_{name}": summary["groups"][name] for name in GROUPS},
         "replayed_rows": summary["replayed_rows"],
         "reflection_prompts": summary["reflection"]["prompts"],
         "reflection_solved": summary["reflection"]["solved"],
-        "restart_rows": int(sum(row.get("restart/rows", 0) for row in rows)),
+        "restart_rows": total_of(rows, "restart/rows"),
         "restart_right": round(sum(row.get("restart/rows", 0) * row.get("restart/acc/mean", 0) for row in rows)),
         "updates": summary["updates"],
         "trained_rows": summary["trained_rows"],
