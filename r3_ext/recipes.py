@@ -49,7 +49,7 @@ class Recipe:
     prompts_added: str | None = None
     """`module:function` of (config): most prompts of a step that it adds to those of the data."""
     gone: str | None = None
-    """Module about settings that it had once: `told(key)`, a sentence or None, and `renewed(settings)`, by full key."""
+    """Module about settings that it had once: `told(key)`, by full key, is a sentence or None."""
     rehearsal: str | None = None
     """Package with `plan` and `trainer` of its rehearsal (r3_ext/rehearse); None: it is not rehearsed."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -214,13 +214,6 @@ def rules_of(config: DictConfig) -> Iterator[Broken]:
 def told_gone(key: str) -> str | None:
     """A sentence about a setting that a recipe had once; None of any other."""
     return next(filter(None, (_function(f"{r.gone}:told")(key) for r in RECIPES.values() if r.gone)), None)
-
-
-def renewed(settings: dict[str, object]) -> dict[str, object]:
-    """Old settings by full key as they are called now, without those that changed nothing."""
-    for recipe in RECIPES.values():
-        settings = _function(f"{recipe.gone}:renewed")(settings) if recipe.gone else settings
-    return settings
 
 
 def recipe_of_trainer(trainer_mode: object) -> Recipe | None:

@@ -7,6 +7,7 @@ from statistics import median
 
 import numpy as np
 
+from r3_ext.recipes import R3
 from r3_ext.record.summary import NO_USE, compared_restarts, environment_steps, reward_of, skipped_steps
 from r3_ext.report.bands import interval
 from r3_ext.report.figures import alarm_names, validation_band
@@ -116,7 +117,7 @@ def seeds_of(arm: Arm) -> str:
 
 def _method(run: Run) -> str:
     switches = [name for name in ("replay", "reflection", "ranking") if run.config.get(f"algorithm.r3.{name}.enable")]
-    return f"{run.method} ({', '.join(switches) or 'all mechanisms off'})" if run.method == "r3" else run.method
+    return f"{run.method} ({', '.join(switches) or 'all mechanisms off'})" if run.method in R3.methods else run.method
 
 
 def _inner(tree: dict, name: str) -> dict:

@@ -152,7 +152,7 @@ def of_no_gain(arm: Arm, first: float, last: float, groups: int) -> str:
 
 def longer(run: Run) -> str:
     """The command that goes on with a finished run to twice its length."""
-    options = next((line["arguments"]["options"] for line in reversed(run.starts) if line["event"] == "start"), {})
+    options = run.options
     unit = "turns" if options.get("until_turns") else "tokens"
     budget, steps = options.get(f"until_{unit}"), int(setting(run, "trainer.total_training_steps"))
     epochs = int(setting(run, "trainer.total_epochs")) or epochs_of(run) or 1

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from r3_ext.recipes import R3
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import INTERRUPTED, STOPPED
 from r3_ext.report.findings import percent, total
@@ -11,6 +12,8 @@ from r3_ext.report.runs import Arm, Run, clean
 FINISHED, RUNNING, UNKNOWN = "finished", "is still running", "was trained"
 BROKEN_OFF = {STOPPED: "was stopped by SIGTERM", INTERRUPTED: "was interrupted", None: "was killed"}
 MECHANISMS = ("replay", "reflection", "ranking")
+CONTROL = "grpo_extra"
+"""A method of R^3's trainer that is none: GRPO with further answers."""
 THROWN_AWAY = get("training/filter_groups/evicted_samples")
 """Groups without signal that dynamic sampling threw away: verl counts groups here, by whatever name."""
 
@@ -61,7 +64,8 @@ def is_r3(run: Run) -> bool:
     """Whether a mechanism of R^3 was on; without a config, whether the run logged reflection prompts."""
     if not run.config:
         return any("reflection/prompts" in row for row in run.rows)
-    return run.method == "r3" and any(run.config.get(f"algorithm.r3.{name}.enable", True) for name in MECHANISMS)
+    on = any(run.config.get(f"algorithm.r3.{name}.enable", True) for name in MECHANISMS)
+    return on and run.method in R3.methods and run.method != CONTROL
 
 
 def accuracies(arm: Arm) -> tuple[float, float] | None:

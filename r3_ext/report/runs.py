@@ -75,13 +75,19 @@ class Run:
         return sorted({match["own"] or match["verl"] for match in matches})
 
     @property
+    def options(self) -> dict:
+        """What `r3 run` was given at the last start; none where no start is on record."""
+        return next((line["arguments"]["options"] for line in reversed(self.starts) if line["event"] == "start"), {})
+
+    @property
     def method(self) -> str:
-        """Name of its recipe, or dapo, grpo and the like, by the resolved config; else the experiment's folder."""
+        """What `--method` named, where the trainer is of that recipe; else the recipe's name, or dapo, grpo and the like
+        by the resolved config; without one, the experiment's folder."""
         if not self.config:
             return clean(self.folder.parent.name)
-        recipe = recipe_of_trainer(self.config.get("trainer.v1.trainer_mode"))
+        recipe, named = recipe_of_trainer(self.config.get("trainer.v1.trainer_mode")), self.options.get("method")
         if recipe and recipe is not BASELINE:
-            return recipe.name
+            return named if named in recipe.methods else recipe.name
         if self.config.get("algorithm.filter_groups.enable") is True:
             return "dapo"
         estimator = self.config.get("algorithm.adv_estimator")

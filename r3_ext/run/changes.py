@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from r3_ext.recipes import RECIPES, recipe_of, renewed, told_gone
+from r3_ext.recipes import RECIPES, recipe_of
 from r3_ext.settings.compose import flat, parse_override
 from r3_ext.settings.prepare import VARIABLES
 
@@ -52,12 +52,11 @@ def merged(stored: dict, given: dict) -> dict:
     sourced = {SOURCES[name] for name in given["sources"]}
     options = stored["options"] | given["options"]
     others = _sections_of_others(options["method"])
-    overrides = [text for text in map(_as_now, stored["overrides"]) if text and _key(text) not in sourced]
-    overrides = [text for text in overrides if not _key(text).startswith(others)]
+    kept = [text for text in stored["overrides"] if _key(text) not in sourced and not _key(text).startswith(others)]
     return {
         "options": options,
         "sources": sources | given["sources"],
-        "overrides": _joined(overrides, given["overrides"]),
+        "overrides": _joined(kept, given["overrides"]),
     }
 
 
@@ -65,16 +64,6 @@ def _sections_of_others(method: str) -> tuple[str, ...]:
     """Beginnings of the keys that are another recipe's: a run that changes its method leaves them behind."""
     own = recipe_of(method).node
     return tuple(f"{recipe.node}." for recipe in RECIPES.values() if recipe.node and recipe.node != own)
-
-
-def _as_now(override: str) -> str | None:
-    """A stored override in today's names; None where its key is gone and changed nothing."""
-    parsed = parse_override(override)
-    if told_gone(parsed.key_or_group) is None or parsed.is_delete():
-        return override
-    for key, _ in renewed({parsed.key_or_group: parsed.value()}).items():
-        return override.replace(parsed.key_or_group, key, 1)
-    return None
 
 
 def _joined(old: list[str], new: list[str]) -> list[str]:
@@ -95,14 +84,14 @@ def without_once(overrides: list[str]) -> list[str]:
 
 
 def stored_settings(folder: Path) -> dict[str, object]:
-    """The settings of a run's last start by dotted key, from its config.yaml; old ones under today's names.
+    """The settings of a run's last start by dotted key, from its config.yaml.
 
     Raises:
         ValueError: there is none, or it cannot be read.
     """
     file = folder / "config.yaml"
     try:
-        return renewed(flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False)))
+        return flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         first = str(error).split("\n")[0]
         raise ValueError(f"{file} cannot be read ({first}): the run cannot go on with its settings") from None

@@ -69,8 +69,7 @@ class Restarts:
         a problem that this training set does not have."""
         rng = random.Random(f"{self.seed}/{purpose}/{step}")
         temperature = math.inf if self.config.temperature is None else self.config.temperature
-        found = self.buffer.draw(number, rng, temperature, origins=self.origins, max_cut=self.max_cut)
-        return [state for state in found if state.query_id in self.place]
+        return self.buffer.draw(number, rng, temperature, self.place, self.origins, self.max_cut)
 
     def prompts(self, states: Sequence[State]) -> TensorDict:
         """A prompt a state, with the columns of those that a dataloader gives, and those of `mark`."""

@@ -33,7 +33,7 @@ A checkpoint pins its step, as in `recipe.common.store`: `restore` brings states
 import math
 import random
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
@@ -198,7 +198,7 @@ class StateBuffer(Store):
     # drawing
 
     def candidates(
-        self, query_ids: Iterable[str] | None = None, origins: tuple[str, ...] = ORIGINS, max_cut: int | None = None
+        self, query_ids: Container[str] | None = None, origins: tuple[str, ...] = ORIGINS, max_cut: int | None = None
     ) -> list[Listed]:
         """The states that can be drawn, without their tokens, in an order that depends on their content alone.
 
@@ -208,14 +208,11 @@ class StateBuffer(Store):
         """
         self.flush()
         marks = ", ".join("?" * len(origins))
-        sql = f"SELECT {LISTED} FROM live WHERE origin IN ({marks}) AND cut <= ?"
+        sql = f"SELECT {LISTED} FROM live WHERE origin IN ({marks}) AND cut <= ? ORDER BY query_id, digest"
         values = (*origins, max_cut if max_cut is not None else 1 << 62)
         with self.kind.explained(self.path):
-            if query_ids is None:
-                return [Listed(*row) for row in self._db.execute(f"{sql} ORDER BY query_id, digest", values)]
-            of_query = f"{sql} AND query_id = ? ORDER BY digest"
-            each = (self._db.execute(of_query, (*values, query_id)) for query_id in sorted(set(query_ids)))
-            return [Listed(*row) for rows in each for row in rows]
+            found = [Listed(*row) for row in self._db.execute(sql, values)]
+        return [each for each in found if query_ids is None or each.query_id in query_ids]
 
     def load(self, chosen: Iterable[Listed]) -> list[State]:
         """The states with their tokens; raises StatesError when one is damaged."""
@@ -228,7 +225,7 @@ class StateBuffer(Store):
         k: int,
         rng: random.Random,
         temperature: float,
-        query_ids: Iterable[str] | None = None,
+        query_ids: Container[str] | None = None,
         origins: tuple[str, ...] = ORIGINS,
         max_cut: int | None = None,
     ) -> list[State]:

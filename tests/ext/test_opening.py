@@ -97,6 +97,22 @@ def test_a_baseline_says_what_was_lost():
     assert try_next.startswith("Stay with this method on these problems: 6.25 % of the groups were dead")
 
 
+def test_a_run_is_called_by_its_method_and_the_control_of_r3_is_not_counted_as_r3():
+    for method, trainer in (("ppo", "rrl"), ("gigpo", "hgpo"), ("r3_paper", "r3")):
+        started = [start(options={"profile": "embedded", "method": method}), end()]
+        happened, *_ = said(run_of(rows_of([0.25]), {"trainer.v1.trainer_mode": trainer}, started))
+        assert happened.startswith(f"Run r3_embedded/one ({method}) finished")
+    started = [start(options={"profile": "embedded", "method": "grpo_extra"}), end()]
+    control = run_of(
+        rows_of([0.25, 0.5]), R3 | {"algorithm.r3.replay.enable": False, "algorithm.r3.ranking.enable": False}, started
+    )
+    _, did, try_next = said(control)
+    assert did.startswith("R^3 was not at work, and 40 of 64 groups of answers to one problem were dead")
+    assert "`--method r3`" in try_next
+    _, did, _ = said(run_of(rows_of([0.25, 0.5])), control)
+    assert did.startswith("With R^3, 40 of 64 groups") and "; without it, 40 of 64 groups were dead." in did
+
+
 def test_a_method_that_trains_groups_without_contrast_is_not_said_to_learn_nothing_from_them():
     for method, title in (("ngrpo", "NGRPO"), ("rl_zvp", "RL-ZVP"), ("gae", "PPO")):
         _, did, _ = said(run_of(rows_of([0.25, 0.5], left=10), GRPO | {"algorithm.adv_estimator": method}))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import OmegaConf, open_dict
 
 from r3_ext.record import folder as run_folder
 from r3_ext.run import changes, train
@@ -123,26 +122,6 @@ def test_a_run_from_before_there_were_modes_is_synchronous():
 def test_nothing_given_changes_nothing():
     begin("--run", "a", "algorithm.r3.replay.k=4")
     assert compare(start_of("a", resume=True)) == {}
-
-
-def test_a_run_from_before_settings_were_renamed_goes_on_unless_it_used_what_is_gone():
-    folder = begin("--run", "a", "data.seed=3", "reward.reward_kwargs.correct_from=2.0")
-    file = folder / "starts.jsonl"
-    file.write_text(file.read_text().replace('"data.seed=3"', '"algorithm.r3.seed=3", "algorithm.r3.rows_folder=/a"'))
-    old = OmegaConf.load(folder / "config.yaml")
-    with open_dict(old):
-        del old.reward.reward_kwargs["correct_from"]
-        old.algorithm.r3.update({"seed": 3, "correct_from": 2.0, "warn_after_steps": 5, "rows_folder": "/a"})
-        old.algorithm.r3.replay.epsilon = 1e-6
-        old.algorithm.r3.ranking.scope = "truncated"
-    OmegaConf.save(old, folder / "config.yaml")
-    start = start_of("a", resume=True)
-    assert "data.seed=3" in start.overrides and compare(start) == {}
-    with open_dict(old):
-        old.algorithm.r3.ranking.scope = "failed"
-    OmegaConf.save(old, folder / "config.yaml")
-    with pytest.raises(ValueError, match="other settings: .*algorithm.r3.ranking.scope"):
-        compare(start_of("a", resume=True))
 
 
 def test_a_run_keeps_its_attention_whatever_is_installed_later(monkeypatch):

@@ -1,5 +1,6 @@
 """The record of a study's plan: what is committed gives the verdicts that are committed, and a plan has one for all."""
 
+import json
 import shutil
 from contextlib import nullcontext
 
@@ -42,6 +43,14 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
     assert begun == planned or (begun < planned and "not complete" in (RESULTS / name / "README.md").read_text())
     alone = {one.folder for one in read_design(plan).experiments if len(one.arms) == 1}
     assert all((f"![Every world of every arm]({folder}/dots.png)" in page) is (folder not in alone) for folder in begun)
+
+
+@pytest.mark.parametrize("name", ["hgpo_worlds"])
+def test_the_readme_has_a_row_for_each_verdict(name):
+    text = (RESULTS / name / "README.md").read_text()
+    for key, found in json.loads((RESULTS / name / "verdicts.json").read_text()).items():
+        ends = (f"{found[f'{of}low']:+.3f} to {found[f'{of}high']:+.3f}" for of in ("", "corrected_"))
+        assert f"| {found['estimate']:+.3f} | {' | '.join(ends)} | {found['verdict']} |" in text, key
 
 
 def test_the_docs_say_what_asking_again_found_as_the_record_does():

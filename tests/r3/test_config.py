@@ -192,19 +192,6 @@ def test_no_setting_is_gone_and_there_at_once():
     assert len(keys) <= 28
 
 
-def test_old_settings_that_changed_nothing_are_dropped_and_moved_ones_renamed():
-    old = {"algorithm.r3.seed": 3, "algorithm.r3.replay.epsilon": 1e-6, "algorithm.r3.ranking.scope": "failed"}
-    assert gone.renewed(old) == {"data.seed": 3, "algorithm.r3.ranking.scope": "failed"}
-    follows = {"data.seed": "${algorithm.r3.seed}", "algorithm.r3.seed": 4, "algorithm.r3.rows_folder": "/any"}
-    assert gone.renewed(follows) == {"data.seed": 4}
-    assert gone.renewed({"data.seed": 5, "algorithm.r3.seed": "${data.seed}"}) == {"data.seed": 5}
-    assert gone.renewed({"data.seed": 5, "algorithm.r3.seed": 0}) == {"data.seed": 5}, (
-        "of a baseline, which read no other"
-    )
-    manager = "reward.reward_manager.module.path"
-    assert gone.renewed({manager: "pkg://recipe.r3.reward_manager"}) == {manager: "pkg://recipe.common.reward.manager"}
-
-
 # what is written from the dataclasses
 
 

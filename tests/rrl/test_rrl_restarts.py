@@ -65,6 +65,15 @@ def test_a_run_that_goes_on_with_other_settings_restarts_from_what_these_take(tm
     assert {state.query_id for state in restarts.draw(9, "restart", 0)} == drawn, "and none without room for the rest"
 
 
+def test_states_of_problems_that_the_data_no_longer_has_take_no_place_of_a_draw(tmp_path):
+    buffer = open_buffer(tmp_path / "states.sqlite")
+    buffer.add([make_state([1], f"gone {number}") for number in range(20)] + [make_state([2], "here")], 1)
+    dataset = SimpleNamespace(dataframe={"query_id": ["here"]})
+    config = RRLConfig(states=StatesConfig(), restarts=RestartsConfig())
+    restarts = Restarts(config, buffer, dataset, None, "single_turn_agent", seed=0, max_cut=8)
+    assert [[state.query_id for state in restarts.draw(1, "restart", step)] for step in range(5)] == [["here"]] * 5
+
+
 def steps(comparison: Comparison, right: int, number: int = 2, fresh: int | None = None) -> list[str | None]:
     """Steps in which four restarts of a problem end, `right` of them right; with `fresh`, it comes again in each."""
     told = []
