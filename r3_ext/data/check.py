@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from r3_ext.host.text import first_line, is_utf8, short
 from recipe.common.reward.answerable import Asked, said
-from recipe.common.reward.judge import is_verls
+from recipe.common.reward.judge import FUNCTION, MANAGER, is_verls, judge_of
 from recipe.common.reward.row_graders import asker
-from recipe.common.reward.truths import OWN_MANAGER, accepted_answers
+from recipe.common.reward.truths import accepted_answers
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,7 +28,6 @@ SAMPLE_ROWS = 64
 MOST_ROLE_ORDERS = 256
 NEEDED = ("reward_model", "data_source")
 TRUTH = "reward_model.ground_truth"
-PARTS = ("images", "videos", "audios")
 OF_VERL = frozenset(
     "sampling_params trajectory trace session_id validate output priority prompts responses response_mask "
     "rollout_log_probs old_log_probs ref_log_prob rm_scores token_level_scores token_level_rewards advantages returns "
@@ -95,7 +94,7 @@ def read(path: str | Path, prompt_key: str = "prompt", any_truth: bool = False) 
 
 @lru_cache(maxsize=16)
 def _read(path: Path, prompt_key: str, any_truth: bool, modified: int, size: int) -> DataFile:
-    columns, number, rows = open_rows(path, (prompt_key, *NEEDED, "query_id", "extra_info", *PARTS))
+    columns, number, rows = open_rows(path, (prompt_key, *NEEDED, "query_id", "extra_info"))
     data = DataFile(path, columns, number)
     data.faults = [
         Fault(name, 0, "is a name that verl gives away itself", "rename or drop the column")
@@ -211,16 +210,11 @@ def row_faults(row: dict, prompt_key: str, any_truth: bool = False) -> Iterator[
             f"is {short(row['extra_info'])}",
             "a group of values, as verl reads from it, or leave it out",
         )
-    for name in PARTS:
-        if row.get(name):
-            yield name, "is not empty", "R^3 trains on text alone: drop the column and the rows that need it"
 
 
 def may_be_any_truth(config: DictConfig) -> bool:
     """Whether a reward function or a manager of verl's reads all ground truths, and never the recipe's grader."""
-    own = (config.reward.get("custom_reward_function") or {}).get("path")
-    manager = config.reward.reward_manager
-    return bool(own) or manager.source != "importlib" or manager.module.path != OWN_MANAGER
+    return judge_of({}, config) in (FUNCTION, MANAGER)
 
 
 def truth_fault(reward, any_truth: bool) -> tuple[str, str] | None:

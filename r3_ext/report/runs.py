@@ -81,8 +81,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        """What `--method` named, where the trainer is of that recipe; else the recipe's name, or dapo, grpo and the like
-        by the resolved config; without one, the experiment's folder."""
+        """What `--method` named, where the trainer is of that recipe; else the recipe's name, or dapo, grpo and
+        the like by the resolved config; without one, the experiment's folder."""
         if not self.config:
             return clean(self.folder.parent.name)
         recipe, named = recipe_of_trainer(self.config.get("trainer.v1.trainer_mode")), self.options.get("method")

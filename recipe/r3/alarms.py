@@ -21,7 +21,7 @@ WARN_AFTER_STEPS = 20
 
 
 class DeadGroupAlarm:
-    """Warns once after `patience` steps in a row that had all wrong groups and rescued no group; 0 never warns."""
+    """Warns once after `patience` steps in a row that had all wrong groups and rescued no group."""
 
     def __init__(self, patience: int):
         self.patience = patience
@@ -35,7 +35,7 @@ class DeadGroupAlarm:
             self.steps = 0
         elif ledger["groups/all_wrong"]:
             self.steps += 1
-        if self.patience and self.steps == self.patience:
+        if self.steps == self.patience:
             return (
                 f"{self.patience} steps with all wrong groups and none rescued: replay finds right answers from the "
                 "second epoch on; if this is one already, check reward_extra_info.acc and algorithm.r3.*.enable"
@@ -47,7 +47,7 @@ class LengthAlarm:
     """Sees answers grow longer, or more of them hit the limit, while accuracy does not follow.
 
     Compares the means of two spans of `patience` steps, one after the other: length up by a tenth, or the truncated
-    share up by 0.05, and accuracy not up by 0.01; then starts anew. 0 never warns. Ranking rewards, which pay for
+    share up by 0.05, and accuracy not up by 0.01; then starts anew. Ranking rewards, which pay for
     truncated answers, are the known cause.
     """
 
@@ -57,7 +57,7 @@ class LengthAlarm:
 
     def update(self, metrics: dict[str, float]) -> str | None:
         """The warning due after a step with these `fresh/` metrics, or None."""
-        if not self.patience or not metrics.get("fresh/rows"):
+        if not metrics.get("fresh/rows"):
             return None
         names = ("response_length", "truncated", "acc")
         self.rows.append(tuple(metrics[f"fresh/{name}/mean"] for name in names))

@@ -172,10 +172,11 @@ def test_answers_that_speak_of_an_attempt_are_not_replayed_where_none_is_shown(m
     found = [stored(correct=True, step=1, variant=REFLECTION, tokens=[first, 1], log_probs=None) for first in (60, 61)]
     history.add(found, step=1)
     write_group("q", ("wrong",) * N, step=2)
-    batch, metrics = make_buffer(k=2).sample(2, "train", 1)
+    buffer = make_buffer(k=2)
+    batch, _ = buffer.sample(2, "train", 1)
     assert [tag["response_len"] for tag in batch.tags[N:]] == [2]
     assert read(batch)[batch.keys[N]]["responses"].tolist() == [61, 1]
-    assert metrics["replay/passed_over_for_text"] == 1
+    assert buffer.step_metrics()["replay/passed_over_for_text"] == 1
     write_group("q", ("wrong",) * N, step=3)
     batch, _ = make_buffer(k=2, reflected_unless=None).sample(3, "train", 1)
     assert len(batch) == N + 2

@@ -14,7 +14,8 @@
 """Rules on verl's own keys that hold for more than one recipe: verl accepts the settings, and trains something else.
 
 A rule takes the sections that it reads and yields a `Broken` for each thing that cannot work: key, value, way out.
-A recipe puts together those that it needs (recipe/r3/config/r3_rules.py); `of_any_method` are everybody's.
+A recipe puts together those that it needs (recipe/r3/config/r3_rules.py); `of_any_method` are
+everybody's, `of_trainer` those of every recipe.
 """
 
 from collections.abc import Collection, Iterator
@@ -25,6 +26,7 @@ from recipe.common.checks import Broken, is_count, setting
 from recipe.common.config import engines, lengths, mode_rules
 from recipe.common.config.lengths import ACTOR, ROLLOUT
 from recipe.common.config.reward_rules import reward_manager
+from recipe.common.modes import MODES, trainer_name
 
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 """Environment variables of every Ray process."""
@@ -44,6 +46,26 @@ def of_any_method(config: DictConfig) -> Iterator[Broken]:
     yield from mode_rules.modes(config)
     yield from reward_manager(config)
     yield from entropies_there(config.algorithm)
+
+
+def of_trainer(config: DictConfig, name: str, modules: Collection[str], filter_does: str) -> Iterator[Broken]:
+    """What every trainer of the recipes needs.
+
+    Args:
+        name: of the recipe, as `trainer_name` takes it.
+        modules: where its trainers and agent loops are registered.
+        filter_does: what DAPO's filter would do to the method.
+    """
+    actor, rollout, model = (config.actor_rollout_ref[part] for part in ("actor", "rollout", "model"))
+    correction = config.algorithm.get("rollout_correction") or {}
+    yield from no_filter(config.algorithm, filter_does)
+    yield from trainer_mode(config.trainer.v1.trainer_mode, [trainer_name(name, mode) for mode in MODES])
+    yield from modules_imported(config, modules)
+    yield from rollout_log_probs(rollout, correction)
+    yield from bypass_loss(actor.policy_loss.loss_mode, correction)
+    yield from sequence_parallel(actor, model)
+    yield from whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
+    yield from seeded(config.data)
 
 
 def entropies_there(algorithm: DictConfig) -> Iterator[Broken]:

@@ -21,7 +21,6 @@ from recipe.common.checks import Broken, is_count, refuse
 from recipe.common.config import engines, start_rules, verl_rules
 from recipe.common.config.reward_rules import FUNCTION, migrated, no_legacy
 from recipe.common.config.verl_rules import ROLLOUT
-from recipe.common.modes import MODES, trainer_name
 from recipe.hgpo.config.hgpo_config import KEY, PENALISE, HGPOConfig, faults_of, load_hgpo_config
 
 OWN_MODULES = "recipe.hgpo.hgpo_trainer", "recipe.hgpo.agent_loop"
@@ -55,20 +54,11 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     config = migrated(config)
     yield from _estimator(config.algorithm)
     yield from verl_rules.of_any_method(config)
-    actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
-    correction = config.algorithm.get("rollout_correction") or {}
     yield from verl_rules.no_critic(config)
     yield from verl_rules.critic_settings(config)
-    yield from verl_rules.trainer_mode(config.trainer.v1.trainer_mode, [trainer_name("hgpo", mode) for mode in MODES])
-    yield from verl_rules.modules_imported(config, OWN_MODULES)
-    yield from verl_rules.groups(rollout.n)
-    yield from verl_rules.rollout_log_probs(rollout, correction)
-    yield from verl_rules.bypass_loss(actor.policy_loss.loss_mode, correction)
-    yield from verl_rules.sequence_parallel(actor, model)
-    yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
-    yield from verl_rules.seeded(config.data)
+    yield from verl_rules.of_trainer(config, "hgpo", OWN_MODULES, FILTER_DOES)
+    yield from verl_rules.groups(config.actor_rollout_ref.rollout.n)
     yield from turns_end(config)
-    yield from verl_rules.no_filter(config.algorithm, FILTER_DOES)
     yield from _something_learned(config)
     yield from _penalty_counts(config)
     yield from _read_elsewhere(config)

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.common.checks import Broken, refuse
 from recipe.common.config import engines, mode_rules, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
-from recipe.common.modes import MODES, SYNC, is_async, trainer_name
+from recipe.common.modes import SYNC, is_async, trainer_name
 from recipe.common.outcome import correct_from
 from recipe.common.rows import PLAIN, REFLECTION
 from recipe.r3.config.r3_config import (
@@ -91,22 +91,14 @@ def _without(config: DictConfig, keys: Collection[str]) -> DictConfig:
 
 
 def _on_verls_settings(config: DictConfig) -> Iterator[Broken]:
-    actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
-    correction = config.algorithm.get("rollout_correction") or {}
+    rollout = config.actor_rollout_ref.rollout
     yield from verl_rules.no_critic(config)
     yield from verl_rules.critic_settings(config)
-    yield from verl_rules.no_filter(config.algorithm, FILTER_DOES)
     yield from verl_rules.own_sampler(config.trainer.v1.sampler)
-    yield from verl_rules.trainer_mode(config.trainer.v1.trainer_mode, [trainer_name("r3", mode) for mode in MODES])
-    yield from verl_rules.modules_imported(config, OWN_MODULES)
+    yield from verl_rules.of_trainer(config, "r3", OWN_MODULES, FILTER_DOES)
     yield from _verdicts_alone(config)
     yield from verl_rules.groups(rollout.n)
     yield from verl_rules.one_turn(rollout, ONE_TURN)
-    yield from verl_rules.rollout_log_probs(rollout, correction)
-    yield from verl_rules.bypass_loss(actor.policy_loss.loss_mode, correction)
-    yield from verl_rules.sequence_parallel(actor, model)
-    yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
-    yield from verl_rules.seeded(config.data)
 
 
 def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:

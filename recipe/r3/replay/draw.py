@@ -148,8 +148,7 @@ class Replayer:
 
     def metrics(self, samples: Iterable[Sample]) -> dict[str, float]:
         """Of a batch whose new answers are `samples`."""
-        metrics: dict[str, float] = {"replay/passed_over_for_text": self.passed_over}
         found = [sample for sample in samples if sample.variant == REFLECTION and sample.correct]
         if self.config.reflected_unless and found:
-            metrics["reflection/speaks_of_attempt/mean"] = sum(map(self.speaks_of_attempt, found)) / len(found)
-        return metrics
+            return {"reflection/speaks_of_attempt/mean": sum(map(self.speaks_of_attempt, found)) / len(found)}
+        return {}

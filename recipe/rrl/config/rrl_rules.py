@@ -22,7 +22,7 @@ from recipe.common.checks import Broken, refuse
 from recipe.common.config import engines, lengths, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
 from recipe.common.config.verl_rules import ROLLOUT
-from recipe.common.modes import MODES, SEPARATE_ASYNC, trainer_name
+from recipe.common.modes import SEPARATE_ASYNC
 from recipe.rrl.config.rrl_config import (
     AT_RANDOM,
     BY_VALUE,
@@ -64,16 +64,7 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from no_legacy(config)
     config = migrated(config)
     yield from verl_rules.of_any_method(config)
-    actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
-    correction = config.algorithm.get("rollout_correction") or {}
-    yield from verl_rules.trainer_mode(config.trainer.v1.trainer_mode, [trainer_name("rrl", mode) for mode in MODES])
-    yield from verl_rules.modules_imported(config, OWN_MODULES)
-    yield from verl_rules.rollout_log_probs(rollout, correction)
-    yield from verl_rules.bypass_loss(actor.policy_loss.loss_mode, correction)
-    yield from verl_rules.sequence_parallel(actor, model)
-    yield from verl_rules.whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
-    yield from verl_rules.seeded(config.data)
-    yield from verl_rules.no_filter(config.algorithm, FILTER_DOES)
+    yield from verl_rules.of_trainer(config, "rrl", OWN_MODULES, FILTER_DOES)
     own = list(faults_of(config))
     yield from own
     yield from _estimator(config)
