@@ -197,18 +197,9 @@ def check_kind(method: str, world: str) -> None:
 
 def rules_of(config: DictConfig) -> Iterator[Broken]:
     """Every rule that the settings break: those of the recipe whose trainer they name, else those of any method."""
-    from recipe.common.checks import Broken
 
     recipe = recipe_of_config(config)
-    if recipe and recipe.rules:
-        yield from _function(recipe.rules)(config)
-        return
-    if recipe:
-        try:
-            recipe.validate(config)
-        except ValueError as error:
-            yield Broken(str(error))
-    yield from _function(ANY_RULES)(config)
+    yield from _function(recipe.rules if recipe and recipe.rules else ANY_RULES)(config)
 
 
 def told_gone(key: str) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r3_ext.host.text import first_line, is_utf8, short
+from recipe.common.checks import is_number
 from recipe.common.reward.answerable import Asked, said
 from recipe.common.reward.judge import FUNCTION, MANAGER, is_verls, judge_of
 from recipe.common.reward.row_graders import asker
@@ -257,7 +258,3 @@ def prompt_fault(prompt) -> tuple[str, str] | None:
 def is_text(value) -> bool:
     """Whether it is text with something in it that can be written as UTF-8."""
     return is_utf8(value) and bool(value.strip())
-
-
-def is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -26,7 +26,7 @@ from r3_ext.evaluate.options import engine_args, key_values, make_parser, parse_
 from r3_ext.host import private_network, supervise
 from r3_ext.host.files import write_text
 from r3_ext.host.hardware import core_count, list_gpus
-from r3_ext.record.console import RunDisplay
+from r3_ext.record.console import RunDisplay, sayer
 from r3_ext.record.failure import error_lines
 from r3_ext.run.environment import environment
 
@@ -282,9 +282,7 @@ COMMANDS = {"score": score_command, "compare": compare_command, "hard": hard_com
 def main(argv: list[str]) -> int:
     console = Console()
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    say = sayer(console)
     try:
         if argv and argv[0] in COMMANDS:
             return COMMANDS[argv[0]](argv[1:], console, say)

@@ -8,7 +8,6 @@ takes every R-th answer. A row is written once it is finished; an interrupt writ
 """
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -23,10 +22,10 @@ from r3_ext.data import problems as data
 from r3_ext.doctor.finding import FAIL
 from r3_ext.doctor.model_files import round_trip
 from r3_ext.evaluate import EvaluationError, plan
+from r3_ext.host.descendants import die_with_parent
 from r3_ext.host.files import write_text
 from recipe.common.reward import thinking
 
-PR_SET_PDEATHSIG = 1
 PART_ROWS = 256
 PART_SECONDS = 120.0
 """A part is written when one of the two is reached: a killed process loses no more than that."""
@@ -214,7 +213,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--engine-args", type=json.loads, default={})
     args = parser.parse_args(argv)
     # If the parent is killed, nobody else ends this process, and a new one would generate the same answers.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+    die_with_parent(signal.SIGINT)
     if args.rank is None and args.ranks > 1:
         return run_ranks(argv, args.ranks, args.gpus.split(",") if args.gpus else [])
     try:

@@ -2,7 +2,8 @@
 
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 
 from rich.console import Console
@@ -12,6 +13,11 @@ from rich.text import Text
 
 from r3_ext.host.text import in_one_line
 from r3_ext.record.summary import NO_SCORE, NO_USE, environment_steps, reward_of, skipped_steps, validation_accuracy
+
+
+def sayer(console: Console) -> Callable[[str], None]:
+    """What prints a text as it is: nothing in it is markup or coloured, and the terminal breaks the lines."""
+    return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
 def step_line(row: dict, width: int, with_sessions: bool = False) -> str:
@@ -75,7 +81,7 @@ class RunDisplay:
     """Live progress of a run; on a console that is not a terminal, lines only."""
 
     def __init__(self, console: Console, title: str, total_steps: int, with_sessions: bool = False):
-        self.console, self.with_sessions = console, with_sessions
+        self.console, self.say, self.with_sessions = console, sayer(console), with_sessions
         self.began = time.monotonic()
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -95,9 +101,6 @@ class RunDisplay:
 
     def __exit__(self, *_) -> None:
         self.progress.stop()
-
-    def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def row(self, row: dict) -> None:
         """Show a row of metrics.jsonl."""

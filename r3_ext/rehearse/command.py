@@ -18,6 +18,7 @@ from rich.console import Console
 
 from r3_ext.host import cluster
 from r3_ext.recipes import recipe_of
+from r3_ext.record.console import sayer
 from r3_ext.run import command as launch
 from r3_ext.run.environment import replace_read_only_home
 from r3_ext.run.start import Start, settle
@@ -70,9 +71,7 @@ def main(argv: list[str]) -> int:
     own, args = parse(argv)
     console = Console()
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    say = sayer(console)
     try:
         start = settle(args, False, default_profile)
         check(own, start)

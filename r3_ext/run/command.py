@@ -26,7 +26,7 @@ from r3_ext.doctor.sizes import sized
 from r3_ext.host import private_network
 from r3_ext.recipes import DEFAULT_METHOD, methods
 from r3_ext.record.cautions import what_it_shows
-from r3_ext.record.console import paragraph
+from r3_ext.record.console import paragraph, sayer
 from r3_ext.record.folder import append, held
 from r3_ext.run.changes import Changes
 from r3_ext.run.environment import git_says, replace_read_only_home, writing_to
@@ -102,9 +102,7 @@ def main(argv: list[str], resume: bool = False) -> int:
     args = parse(argv, resume)
     console = Console()
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    say = sayer(console)
     try:
         start, places, config, changed = begin(args, resume, say)
     except (ValueError, OSError) as error:

@@ -12,7 +12,7 @@ from rich.console import Console
 from r3_ext.host import guard
 from r3_ext.recipes import plays_sessions
 from r3_ext.record import memory
-from r3_ext.record.console import closing_table, lists_table, paragraph
+from r3_ext.record.console import closing_table, lists_table, paragraph, sayer
 from r3_ext.record.failure import error_lines
 from r3_ext.record.folder import STOPPED, read_starts
 from r3_ext.record.summary import (
@@ -41,9 +41,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     summary["peak_memory_gib"] = memory.peak(memory.read(folder))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    say = sayer(console)
     if summary["steps"]:
         from r3_ext.report.opening import opening  # imports scipy, which is slow
         from r3_ext.report.run_facts import cautions

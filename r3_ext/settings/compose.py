@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from r3_ext.recipes import DEFAULT_METHOD, RECIPES, SESSIONS, Recipe, methods, recipe_of, told_gone
 from r3_ext.tiny.world import TEXTWORLD, is_text
+from recipe.common.config import value_rules
 from recipe.common.config.verl_rules import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +177,4 @@ def resolved(config: DictConfig) -> dict[str, object]:
     Raises:
         ValueError: an interpolation of something that there is not.
     """
-    try:
-        return flat(OmegaConf.to_container(config, resolve=True))
-    except OmegaConfBaseException as error:
-        raise ValueError(str(error).replace("\n", ", ")) from error
+    return flat(value_rules.tree(config))

@@ -14,11 +14,10 @@ from r3_ext.data import check as rows
 from r3_ext.data import convert, read, write
 from r3_ext.data import problems as data
 from r3_ext.host.files import replacing, sha256
-from r3_ext.settings.compose import quoted
+from r3_ext.settings.compose import EMBEDDED, quoted
 from r3_ext.tiny.world import TextWorld, World
 from recipe.common.config.value_rules import path_fault
 
-EMBEDDED = "embedded"
 TRAIN, VAL, MODEL = "data.train_files", "data.val_files", "actor_rollout_ref.model.path"
 VARIABLES = {"DATA": TRAIN, "VAL_DATA": VAL, "MODEL": MODEL}
 READ_AS_PATTERN = re.compile(r"[*?\[\]{}$\\\n]|::|://")

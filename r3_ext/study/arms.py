@@ -111,12 +111,10 @@ ARMS |= {
     "hgpo_release": Arm("HGPO, as its published code", "hgpo_release"),
 }
 BY_TRIES = "algorithm.rrl.restarts.temperature=null"
-OF_RIGHT = "algorithm.rrl.states.origin=right", BY_TRIES
 ARMS |= {
     "ppo": Arm("PPO", "ppo"),
     "rrl_none": Arm("RRL-style without restarts, which is PPO", "rrl", ("algorithm.rrl.restarts.share=0",)),
     "rrl": Arm("RRL-style", "rrl"),
-    "rrl_raw": Arm("RRL-style, by value instead of gain", "rrl", ("algorithm.rrl.states.score=raw",)),
     "rrl_random": Arm(
         "RRL-style, cut and drawn at random", "rrl", ("algorithm.rrl.states.failed_cut=random", BY_TRIES)
     ),
@@ -124,15 +122,7 @@ ARMS |= {
     "rrl_again": Arm(
         "RRL-style, hard problems from their start", "rrl", ("algorithm.rrl.states.failed_cut=start", BY_TRIES)
     ),
-    "rrl_right": Arm("RRL-style, states of right answers", "rrl", OF_RIGHT),
-    "rrl_right_random": Arm(
-        "RRL-style, states of right answers cut at random", "rrl", (*OF_RIGHT, "algorithm.rrl.states.right_cut=random")
-    ),
-    "rrl_groups": Arm(
-        "Restarts of right answers, in groups without a critic",
-        "rrl",
-        (*OF_RIGHT, "algorithm.adv_estimator=grpo", "critic.enable=False"),
-    ),
+    "rrl_right": Arm("RRL-style, states of right answers", "rrl", ("algorithm.rrl.states.origin=right", BY_TRIES)),
 }
 TOKENS, TURNS = "tokens", "turns"
 """What a budget counts."""

@@ -31,6 +31,7 @@ from rich.console import Console
 from r3_ext.data.check import may_be_any_truth
 from r3_ext.doctor.settings import check_values
 from r3_ext.recipes import check_kind
+from r3_ext.record.console import sayer
 from r3_ext.record.folder import STOPPED, claim
 from r3_ext.settings.choose import default_profile
 from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
@@ -101,9 +102,7 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     console = Console()
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = sayer(console)
     try:
         profile = args.profile or default_profile()
         design = read_design(args.plan) if args.plan else None

@@ -32,6 +32,7 @@ import torch
 
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
+from recipe.hgpo.advantages import turns_of
 from recipe.hgpo.config.hgpo_config import PENALISE, STDS, HGPOConfig
 from recipe.hgpo.core_algos import ABSENT, context_groups, discounted_returns, level_advantages
 from recipe.hgpo.prompts import last_seen
@@ -61,10 +62,8 @@ def write_down(batch: KVBatchMeta, hgpo: HGPOConfig, tokenizer, step: int, test_
     """Append some sessions of a batch with final advantages to `algorithm.hgpo.episodes`, where the step is due."""
     if not is_due(step, test_freq):
         return
-    kept = [at for at, tag in enumerate(batch.tags) if not tag.get("is_padding")]
+    kept, turns = turns_of(batch)
     keys = [batch.keys[at] for at in kept]
-    extras = queue.column(queue.read_table(batch, ["extra_fields"])["extra_fields"])
-    turns = [Turn.of(key, extras[at]) for key, at in zip(keys, kept, strict=True)]
     if not turns:
         return
     group, sessions = chosen(turns)

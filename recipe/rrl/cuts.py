@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-GAIN, RAW = "gain", "raw"
-SCORES = (GAIN, RAW)
+from recipe.rrl.config.rrl_config import GAIN, SCORES
+
 LADDER = tuple(eighths / 8 for eighths in range(1, 8))
 """Shares of a right answer that a restart may keep."""
 

@@ -29,6 +29,7 @@ TOY = Recipe(
     modules=("recipe.toy.toy_trainer",),
     node="algorithm.toy",
     validator="recipe.toy.rules:validate",
+    rules="recipe.toy.rules:rules",
     describer="recipe.toy.rules:describe",
     files={"algorithm.toy.notes": "notes.txt"},
     free=("algorithm.toy.says",),
@@ -65,11 +66,17 @@ FOLDER = {
     """,
     "toy_trainer.py": "",
     "rules.py": """
+        from recipe.common.checks import Broken
+
+        def rules(config):
+            strength = config.algorithm.toy.strength
+            if not 0 < strength <= 1:
+                yield Broken(f"algorithm.toy.strength must be in (0, 1], got {strength}")
+
         def validate(config):
-            toy = config.algorithm.toy
-            if not 0 < toy.strength <= 1:
-                raise ValueError(f"algorithm.toy.strength must be in (0, 1], got {toy.strength}")
-            return toy
+            for broken in rules(config):
+                raise ValueError(broken.told)
+            return config.algorithm.toy
 
         def describe(toy):
             return [f"toy: strength {toy.strength}"]

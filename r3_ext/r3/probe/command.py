@@ -30,6 +30,7 @@ from r3_ext.doctor.settings import check_values
 from r3_ext.evaluate import EvaluationError, plan
 from r3_ext.evaluate import command as evaluation
 from r3_ext.evaluate.score import grade_folder
+from r3_ext.record.console import sayer
 from r3_ext.settings.choose import default_profile
 from r3_ext.settings.compose import CACHE, base_overrides, check_choice, compose_config
 from r3_ext.settings.prepare import EMBEDDED, MODEL, TRAIN, model_and_data
@@ -240,9 +241,7 @@ def check_command(argv: list[str], console: Console, say: Callable) -> int:
 def main(argv: list[str]) -> int:
     console = Console()
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    say = sayer(console)
     try:
         if argv[:1] == ["check"]:
             return check_command(argv[1:], console, say)

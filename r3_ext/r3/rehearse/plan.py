@@ -61,7 +61,7 @@ class Caps:
     @classmethod
     def of(cls, config: DictConfig, r3: R3Config) -> "Caps":
         prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
-        reflection = max(1, int(r3.reflection.max_fraction * prompts)) if r3.reflection.enable else 0
+        reflection = r3.reflection.cap(prompts) if r3.reflection.enable else 0
         held, groups = holds(r3) * reflection, prompts + reflection
         ranked = groups + held if r3.ranking.enable else 0
         return cls((prompts + held) * n, reflection, groups * stored(r3), ranked)
