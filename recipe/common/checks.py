@@ -163,7 +163,7 @@ def _literal(value: Any) -> str:
         return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_literal, value)) + "]"
-    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_/~.][\w./@+~-]*(://[\w./@+~:-]+)?", value)
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_/.][\w./@+-]*(://[\w./@+:-]+)?", value)
     if is_plain and value.lower() not in ("true", "false", "null", "nan", "inf"):
         return value
     if isinstance(value, str):  # hydra takes backslashes literally, but in front of quotes

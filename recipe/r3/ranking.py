@@ -51,7 +51,10 @@ def ranked_groups(batch: KVBatchMeta, config: RankingConfig) -> dict[str, tuple[
 
 
 def rank(batch: KVBatchMeta, config: RankingConfig) -> Ranked:
-    """Overwrite the rewards of fresh rows in all-wrong groups with truncated rows, and mark them as ranked."""
+    """Overwrite the rewards of fresh rows in all-wrong groups with truncated rows, and mark them as ranked.
+
+    What a reward manager takes off the score of an answer, such as dapo's penalty for long ones, is kept.
+    """
     groups = ranked_groups(batch, config)
     if not groups:
         return Ranked()
@@ -62,6 +65,10 @@ def rank(batch: KVBatchMeta, config: RankingConfig) -> Ranked:
         uid: group_rewards(_rewards([data[key] for key in rows], config), len(finished), config.finished_reward)
         for uid, (rows, finished) in groups.items()
     }
+    tags = dict(zip(batch.keys, tags_of(batch), strict=True))
+    for uid, (truncated, finished) in groups.items():
+        taken = [tags[key].score - tags[key].level for key in (*truncated, *finished)]
+        ranked[uid] = [reward + penalty for reward, penalty in zip(ranked[uid], taken, strict=True)]
     rewards = [reward for group in ranked.values() for reward in group]
     changed = [
         {

@@ -54,7 +54,11 @@ class TestConfig:
         ("key", "value", "told"),
         [
             ("actor_rollout_ref.actor.policy_loss.loss_mode", "gsppo", "gsppo"),
-            ("reward.reward_manager.name", "naive", "naive is not in pkg://recipe.common.reward.manager"),
+            (
+                "reward.reward_manager.name",
+                "naive",
+                "naive is a manager of verl's, and reward.reward_manager.source=importlib",
+            ),
             ("reward.reward_manager", {"source": "register", "name": "nosuch"}, "nobody has registered nosuch"),
             ("reward.reward_manager.source", "registre", "must be register or importlib, got 'registre'"),
             ("reward.sandbox_fusion.url", "http://localhost", "http://localhost would not be asked"),

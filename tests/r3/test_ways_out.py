@@ -99,6 +99,11 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
             f"{ACTOR}.use_kl_loss=True",
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=1",
         ),
+        "micro-batch of all GPUs": (
+            *FIXED,
+            f"{ACTOR}.ppo_micro_batch_size=16",
+            f"{ROLLOUT}.log_prob_micro_batch_size=16",
+        ),
         "dynamic": (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False",),
         "strategy": (ASYNC, "trainer.v1.sampler.max_off_policy_strategy=weit"),
         "age": (ASYNC, "trainer.v1.sampler.max_off_policy_threshold=0"),
@@ -110,6 +115,9 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "offload": (*APART, f"{ACTOR}.fsdp_config.param_offload=True"),
         "hybrid": (*APART, "actor_rollout_ref.hybrid_engine=False"),
         "filter": ("algorithm.filter_groups.enable=True",),
+        "filter of fetches": ("algorithm.filter_groups.enable=True", "data.gen_batch_size=300"),
+        "fetches": ("data.gen_batch_size=300",),
+        "exported": (),
         "teacher": ("distillation.enabled=True",),
         "judge": ("reward.reward_model.enable=True",),
         "attempts": (f"{ROLLOUT}.n=2",),
@@ -144,6 +152,10 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "gone": (f"+{R3}.ranking.scope=failed", f"+{R3}.seed=3"),
         "manager's source": (f"{MANAGER}.source=registre",),
         "verl's manager": (f"{MANAGER}.name=dapo",),
+        "verl's with arguments": (
+            f"{MANAGER}.name=dapo",
+            "+reward.reward_kwargs.overlong_buffer_cfg.enable=True",
+        ),
         "nobody's manager": (f"{MANAGER}.name=batch", "reward.reward_kwargs.grader_workers=0"),
         "unregistered": (f"{MANAGER}.source=register", f"{MANAGER}.name=prime"),
         "manager's arguments": (
@@ -158,6 +170,10 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "policy loss": (f"{ACTOR}.policy_loss.loss_mode=gsppo",),
         "old rollout": (f"{ROLLOUT}.mode=sync",),
         "old function": (f"custom_reward_function.path={folder}/mine.py",),
+        "old function of a fork": (
+            f"custom_reward_function.path={folder}/mine.py",
+            "+custom_reward_function.overlong_buffer.enable=True",
+        ),
         "old manager": (
             "reward_model.reward_manager=dapo",
             "+reward_model.reward_kwargs.overlong_buffer_cfg.enable=False",
@@ -182,6 +198,7 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "veomni": (
             "model_engine=veomni",
             f"{ACTOR}.veomni.ulysses_parallel_size=2",
+            "actor_rollout_ref.ref.veomni.param_offload=False",
             f"{ACTOR}.veomni.optimizer_offload=True",
             PACKED,
         ),
@@ -214,7 +231,16 @@ def without(overrides: Iterable[str], left: list[str]) -> list[str]:
 
 ASKED = {
     *("no threshold", "coroutine", "no name", "unknown name", "policy loss", "old rollout", "unregistered"),
-    *("micro-batch", "micro-batch of the reference", "dynamic", "megatron", "kinds", "kind and rule", "nowhere"),
+    *(
+        "micro-batch",
+        "micro-batch of all GPUs",
+        "micro-batch of the reference",
+        "dynamic",
+        "megatron",
+        "kinds",
+        "kind and rule",
+        "nowhere",
+    ),
 }
 """Cases of rules that ask verl or load something; the others are told by settings alone, which is quicker."""
 
@@ -242,8 +268,10 @@ def places() -> set[tuple[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_each_way_out_gets_further(places, name, tmp_path):
+def test_each_way_out_gets_further(places, name, tmp_path, monkeypatch):
     """Followed one at a time, as the sentence has it: that sentence does not come again, and no new one comes."""
+    if name == "exported":
+        monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "recipe.r3.r3_trainer,mine")
     overrides = cases(tmp_path)[name]
     answer = rules(name, overrides)
     assert answer, "the case breaks no rule"
@@ -312,6 +340,7 @@ def test_a_value_is_written_as_hydra_and_the_shell_read_it():
         "5",
         "",
         "pkg://recipe.common.reward",
+        "~/models/mine",
         r"a\b",
     ]
     for value in values:

@@ -78,18 +78,21 @@ def set_here(config: DictConfig) -> dict[str, object]:
 
 def translated(config: DictConfig) -> tuple[list[str], dict[str, object]]:
     """Of another engine's settings: those that FSDP has not, as the sections that hold them; and what says the same."""
-    known, out, put = verl_defaults(), [], {}
+    known, changed, out, put = verl_defaults(), set_here(config), [], {}
     sections = {key.rpartition(".")[0] for key in known}
     parents = {part for key in sections for part in _parents(key)}
-    for key, value in set_here(config).items():
+    for key, value in (pair for section in SECTIONS for pair in _leaves(config, section)):
         if key in known:
             continue
         outermost = next(part for part in [*reversed(_parents(key)), key] if part not in parents)
-        if outermost not in out:
+        # An override that says what the engine does anyway is in the way as well, and cannot be seen here.
+        may_be_given = outermost != key and not key.startswith("critic.")
+        if (key in changed or may_be_given) and outermost not in out:
             out.append(outermost)
         name = key.rpartition(".")[2]
         fsdp = f"{outermost.rpartition('.')[0]}.fsdp_config.{SAME[name] if name in SAME else name}"
-        if outermost != key and fsdp in known and not name.startswith("_") and name != "strategy":
+        is_same = fsdp in known and not name.startswith("_") and name != "strategy"
+        if key in changed and outermost != key and is_same:
             put[fsdp] = value
     return out, put
 

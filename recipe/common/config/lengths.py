@@ -102,6 +102,8 @@ def micro_batches(config: DictConfig) -> Iterator[Broken]:
             continue
         if OmegaConf.select(config, f"{part}.{name}_per_gpu") is None:
             key = f"{part}.{name}_per_gpu"
+            # verl refuses both at once.
+            old = f" {part}.{name}=null" if OmegaConf.select(config, f"{part}.{name}") is not None else ""
             dynamic = f"{ACTOR}.use_dynamic_bsz=True {ROLLOUT}.log_prob_use_dynamic_bsz=True"
             dynamic += f" {REFERENCE}.log_prob_use_dynamic_bsz=True"
-            yield Broken(f"{key}: must be set where {ACTOR}.use_dynamic_bsz is False", (f"{key}=1", dynamic))
+            yield Broken(f"{key}: must be set where {ACTOR}.use_dynamic_bsz is False", (f"{key}=1{old}", dynamic))

@@ -68,8 +68,10 @@ def no_legacy(config: DictConfig) -> Iterator[Broken]:
     old = set_legacy(config)
     if not old:
         return
-    before, after = (_plain(settings.reward) for settings in (config, migrated(config)))
-    refused = tuple(key for one in reward_manager(migrated(config)) for key in one.out)
+    new = migrated(config)
+    refused = [key for one in reward_manager(new) for key in one.out]
+    refused += [f"{FUNCTION}.{key}" for key in unknown_keys(new.reward.get("custom_reward_function") or {})]
+    before, after = _plain(config.reward), _plain(new.reward)
     changed = [
         (key, value)
         for key, value in after.items()
@@ -101,8 +103,16 @@ def reward_manager(config: DictConfig) -> Iterator[Broken]:
         near = f"{MANAGER}.source=register" if manager.name in registered() else OWN
         yield Broken(f"{MANAGER}.source: must be register or importlib, got {manager.source!r}", (near,))
     if is_own and manager.name != OWN_NAME:
-        theirs = [f"{MANAGER}.source=register"] if manager.name in registered() else []
-        yield Broken(f"{MANAGER}.name: {manager.name} is not in {OWN_MANAGER}", (*theirs, f"{MANAGER}.name={OWN_NAME}"))
+        own = f"{MANAGER}.name={OWN_NAME}"
+        if manager.name in registered():
+            fits = not any(_arguments(config.reward.get("reward_kwargs")))
+            yield Broken(
+                f"{MANAGER}.name: {manager.name} is a manager of verl's, and {MANAGER}.source=importlib looks for it "
+                f"among the recipes' own; verl's has no deadline and no length bonus, {OWN_NAME} has both",
+                (f"{MANAGER}.source=register", *([own] if fits else [])),
+            )
+        else:
+            yield Broken(f"{MANAGER}.name: {manager.name} is not in {OWN_MANAGER}", (own,))
     if is_own and sandbox:
         naive = f"{MANAGER}.source=register {MANAGER}.name=naive"
         yield Broken(

@@ -42,7 +42,8 @@ INTEGERS = ("trainer.save_freq", "trainer.test_freq", "data.train_max_samples", 
 POSITIVE = (f"{ACTOR}.optim.lr", f"{ROLLOUT}.temperature", f"{ACTOR}.clip_ratio")
 SHARES = (f"{ROLLOUT}.top_p", f"{ROLLOUT}.gpu_memory_utilization")
 FILES = ("data.train_files", "data.val_files")
-PATHS = ("actor_rollout_ref.model.path", "trainer.default_local_dir")
+MODEL = "actor_rollout_ref.model.path"
+PATHS = (MODEL, "trainer.default_local_dir")
 TEXTS = ("data.prompt_key", "trainer.device", "trainer.v1.trainer_mode", "reward.reward_manager.name")
 """As paths, neither null nor a list: a name is looked up under them."""
 SECTIONS_OR_NULL = ("reward.reward_kwargs", f"{ROLLOUT}.qat")
@@ -68,7 +69,8 @@ def kinds(config: DictConfig) -> Iterator[Broken]:
         parent, _, name = section.rpartition(".")
         (known[parent] if parent else known).pop(name)
     for key, told, default in wrong_in(given, known):
-        fits = default is not None and default != "???" and broken_rule(key, default, default) is None
+        is_choice = key in (MODEL, *FILES)  # verl's own are examples
+        fits = not is_choice and default not in (None, "???") and broken_rule(key, default, default) is None
         yield Broken(told, (setting(key, default),) if fits and not isinstance(default, Mapping) else ())
 
 
@@ -133,7 +135,7 @@ def broken_rule(key: str, value: Any, default: Any, paths: Collection[str] = PAT
         return None if value in ONE_OF[key] else f"be one of {', '.join(ONE_OF[key])}"
     if key in (*FILES, "trainer.logger"):
         texts = value if isinstance(value, list) else [value]
-        ok = all(isinstance(text, str) for text in texts) and (texts or key not in FILES)
+        ok = all(isinstance(text, str) and text for text in texts) and (texts or key not in FILES)
         if not ok:
             return "be a text or a list of texts"
         faults = [fault for text in texts if (fault := path_fault(text))] if key in FILES else []

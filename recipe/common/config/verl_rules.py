@@ -18,6 +18,7 @@ A recipe puts together those that it needs (recipe/r3/config/r3_rules.py); `of_a
 everybody's, `of_trainer` those of every recipe.
 """
 
+import os
 from collections.abc import Collection, Iterator
 
 from omegaconf import DictConfig, OmegaConf
@@ -26,13 +27,14 @@ from recipe.common.checks import Broken, is_count, setting
 from recipe.common.config import engines, lengths, mode_rules
 from recipe.common.config.lengths import ACTOR, ROLLOUT
 from recipe.common.config.reward_rules import reward_manager
-from recipe.common.modes import MODES, trainer_name
+from recipe.common.modes import MODES, is_async, trainer_name
 
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 """Environment variables of every Ray process."""
 MODULES = f"{ENVIRONMENT}.VERL_USE_EXTERNAL_MODULES"
 """Where verl is told what to import in every Ray process: trainers and agent loops are found by name there."""
 CORRECTION = "algorithm.rollout_correction"
+FETCHED = "data.gen_batch_size"
 CALCULATE = f"{ROLLOUT}.calculate_log_probs"
 SEVERAL_TURNS = "tool_agent"
 """The agent loop of verl's whose answers are of several turns."""
@@ -41,6 +43,8 @@ SEVERAL_TURNS = "tool_agent"
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
     """What holds whatever trains; nothing of the user's is loaded."""
     yield from first_trainer_kept(config.trainer)
+    yield from whole_fetches(config)
+    yield from exported_modules_kept(config)
     yield from lengths.answers_end_by_themselves(config)
     yield from lengths.rows_fit(config)
     yield from mode_rules.modes(config)
@@ -58,7 +62,7 @@ def of_trainer(config: DictConfig, name: str, modules: Collection[str], filter_d
     """
     actor, rollout, model = (config.actor_rollout_ref[part] for part in ("actor", "rollout", "model"))
     correction = config.algorithm.get("rollout_correction") or {}
-    yield from no_filter(config.algorithm, filter_does)
+    yield from no_filter(config, filter_does)
     yield from trainer_mode(config.trainer.v1.trainer_mode, [trainer_name(name, mode) for mode in MODES])
     yield from modules_imported(config, modules)
     yield from rollout_log_probs(rollout, correction)
@@ -117,6 +121,17 @@ def modules_imported(config: DictConfig, modules: Collection[str]) -> Iterator[B
         )
 
 
+def exported_modules_kept(config: DictConfig) -> Iterator[Broken]:
+    """The setting takes the place of the variable in every Ray process, so it has to name what the variable does."""
+    named = OmegaConf.select(config, MODULES)
+    exported = os.environ.get(MODULES.rpartition(".")[2], "")
+    if named and (lost := [name for name in exported.split(",") if name and name not in str(named).split(",")]):
+        yield Broken(
+            f"{MODULES}: {named!r} would hide {', '.join(lost)}, which the environment's variable of that name has",
+            (setting(MODULES, ",".join([str(named), *lost])),),
+        )
+
+
 def own_sampler(sampler: DictConfig) -> Iterator[Broken]:
     """Of a recipe with a sampler of its own."""
     if sampler.get("sync_refill_failed_groups"):
@@ -126,11 +141,33 @@ def own_sampler(sampler: DictConfig) -> Iterator[Broken]:
         )
 
 
-def no_filter(algorithm: DictConfig, why: str) -> Iterator[Broken]:
+def no_filter(config: DictConfig, why: str) -> Iterator[Broken]:
     """why: what DAPO's filter does to the method."""
-    if (algorithm.get("filter_groups") or {}).get("enable"):
+    if filters_groups(config):
         key = "algorithm.filter_groups.enable"
-        yield Broken(f"{key}: {why}", (f"{key}=False",))
+        # With the filter verl fetches one by one, whatever is set.
+        fetched = "" if fetches_are_whole(config.data) else f" {FETCHED}=null"
+        yield Broken(f"{key}: {why}", (f"{key}=False{fetched}",))
+
+
+def filters_groups(config: DictConfig) -> bool:
+    return bool((config.algorithm.get("filter_groups") or {}).get("enable"))
+
+
+def fetches_are_whole(data: DictConfig) -> bool:
+    size = data.get("gen_batch_size") or data.train_batch_size
+    return data.train_batch_size % size == 0
+
+
+def whole_fetches(config: DictConfig) -> Iterator[Broken]:
+    """verl's synchronous trainer takes a step's prompts as whole batches of its dataloader."""
+    data = config.data
+    if not (fetches_are_whole(data) or filters_groups(config) or is_async(config.trainer.v1.trainer_mode)):
+        yield Broken(
+            f"{FETCHED}: {data.gen_batch_size} prompts are fetched at a time, of which no whole number makes "
+            f"data.train_batch_size={data.train_batch_size}",
+            (f"{FETCHED}=null",),
+        )
 
 
 def groups(n: int) -> Iterator[Broken]:

@@ -262,7 +262,10 @@ def faults_of(config: DictConfig) -> Iterator[Broken]:
     """What is wrong with each setting of `config.algorithm.r3`: gone, unknown, or out of range."""
     node = OmegaConf.select(config, KEY)
     if node is None:
-        yield Broken(f"{KEY} is missing: add recipe/r3/config/r3.yaml")
+        yield Broken(
+            f"{KEY} is missing: add recipe/r3/config/r3.yaml; in a YAML file of yours `pkg://recipe.r3.config` and "
+            "`pkg://recipe.common.config` under hydra.searchpath, and `r3` under defaults, behind ppo_trainer"
+        )
         return
     settings = OmegaConf.to_container(node, resolve=True)
     told = {key: value for key, value in leaves(settings, KEY) if gone.told(key)}

@@ -66,6 +66,9 @@ def all_rules(config: DictConfig) -> Iterator[Broken]:
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
     """Each rule that the settings break. Those about another engine and about verl's old sections come first: the
     others read the config as it is once these are followed."""
+    if OmegaConf.select(config, KEY) is None:  # nor is all else that r3.yaml sets
+        yield from faults_of(config)
+        return
     yield from engines.fsdp_workers(config, "R^3")
     config = engines.as_fsdp(config)
     yield from no_legacy(config)
@@ -75,9 +78,8 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from _on_verls_settings(config)
     own = list(faults_of(config))
     yield from own
-    if OmegaConf.select(config, KEY) is not None:
-        config = _without(config, [key for one in own for key in one.out])
-        yield from _on_own_settings(config, load_r3_config(config))
+    config = _without(config, [key for one in own for key in one.out])
+    yield from _on_own_settings(config, load_r3_config(config))
 
 
 def _without(config: DictConfig, keys: Collection[str]) -> DictConfig:
