@@ -77,6 +77,14 @@ def test_groups_without_a_critic_can_be_asked_for(with_settings):
     assert not list(broken_rules(with_settings(WITHOUT | cut)))
 
 
+def test_another_engine_is_told_with_what_was_set_of_it_and_nothing_of_the_recipes_own():
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        config = compose("rrl_trainer", [*RUNS, "model_engine=megatron"])
+    [broken] = broken_rules(config)
+    assert broken.told == "actor_rollout_ref.actor.strategy: RRL-style replay trains with fsdp or fsdp2, got 'megatron'"
+    assert broken.out == ("model_engine", f"{ACTOR}.megatron", "actor_rollout_ref.ref.megatron")
+
+
 SDPA = {"actor_rollout_ref.model.override_config": {"attn_implementation": "sdpa"}}
 SEPARATE = {
     "trainer.v1.trainer_mode": "rrl_separate_async",

@@ -79,10 +79,12 @@ def set_here(config: DictConfig) -> dict[str, object]:
 def translated(config: DictConfig) -> tuple[list[str], dict[str, object]]:
     """Of another engine's settings: those that FSDP has not, as the sections that hold them; and what says the same."""
     known, changed, out, put = verl_defaults(), set_here(config), [], {}
+    theirs = verl_defaults(str(OmegaConf.select(config, STRATEGY)))
     sections = {key.rpartition(".")[0] for key in known}
     parents = {part for key in sections for part in _parents(key)}
     for key, value in (pair for section in SECTIONS for pair in _leaves(config, section)):
-        if key in known:
+        # A recipe adds settings of its critic's.
+        if key in known or (key.startswith("critic.") and key not in theirs):
             continue
         outermost = next(part for part in [*reversed(_parents(key)), key] if part not in parents)
         # An override that says what the engine does anyway is in the way as well, and cannot be seen here.

@@ -59,8 +59,9 @@ def all_rules(config: DictConfig) -> Iterator[Broken]:
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
     """Each rule that the settings break."""
-    yield from engines.fsdp_workers(config, "RRL-style replay")
-    config = engines.as_fsdp(config)
+    if not engines.is_fsdp(config):  # the critic has that engine's settings, too
+        yield from engines.fsdp_workers(config, "RRL-style replay")
+        return
     yield from no_legacy(config)
     config = migrated(config)
     yield from verl_rules.of_any_method(config)
