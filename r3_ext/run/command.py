@@ -38,7 +38,7 @@ from r3_ext.settings.compose import EMBEDDED
 from r3_ext.settings.prepare import model_and_data
 from r3_ext.tiny.world import parse as parse_world
 from recipe.common.modes import MODES, SYNC
-from recipe.common.trainer.checkpoints import check_critic, told_foreign
+from recipe.common.trainer.checkpoints import check_loadable, told_foreign
 from recipe.common.trainer.resume import resume_step
 
 
@@ -199,7 +199,7 @@ def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
         ValueError: there is no checkpoint to go on from.
     """
     step = resume_step(config.trainer)
-    check_critic(config)
+    check_loadable(config)
     if told := told_foreign(config.trainer):
         say(told)
     start.check_goes_on(step, say)

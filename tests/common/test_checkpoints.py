@@ -1,11 +1,12 @@
 """How many checkpoints are kept, whoever wrote them in which start, and what is said of another trainer's."""
 
+import json
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.trainer.checkpoints import check_critic, had_store, is_gone, keep, sign, told_foreign, writer_of
+from recipe.common.trainer.checkpoints import check_loadable, had_store, is_gone, keep, sign, told_foreign, writer_of
 from recipe.common.trainer.resume import resume_step
 
 
@@ -72,18 +73,35 @@ def test_a_checkpoint_of_another_trainer_is_told(tmp_path):
     assert told_foreign(trainer(tmp_path, **named)) is None
 
 
-def test_a_critic_is_not_looked_for_in_a_checkpoint_without_one(tmp_path):
-    def config(enable: bool, **settings):
-        return OmegaConf.create({"critic": {"enable": enable}, "trainer": trainer(tmp_path, **settings)})
+def config(folder: Path, critic: bool = False, strategy: str = "fsdp2", gpus: int = 2, **settings):
+    there = trainer(folder, nnodes=2, n_gpus_per_node=gpus // 2, **settings)
+    parts = {"actor_rollout_ref": {"actor": {"strategy": strategy}}, "critic": {"enable": critic}}
+    return OmegaConf.create({**parts, "trainer": there})
 
-    check_critic(config(True))
+
+def test_a_critic_is_not_looked_for_in_a_checkpoint_without_one(tmp_path):
+    check_loadable(config(tmp_path, True))
     save(tmp_path, 4)
-    check_critic(config(False))
-    check_critic(config(True, resume_mode="disable"))
+    check_loadable(config(tmp_path))
+    check_loadable(config(tmp_path, True, resume_mode="disable"))
     with pytest.raises(ValueError, match="global_step_4 has no critic, which .*verl.model_merger merge"):
-        check_critic(config(True))
+        check_loadable(config(tmp_path, True))
     save(tmp_path, 5, roles=("actor", "critic"))
-    check_critic(config(True))
+    check_loadable(config(tmp_path, True))
+
+
+def test_parts_of_other_ranks_or_another_fsdp_are_told_with_what_loads_them(tmp_path):
+    save(tmp_path, 4)
+    told = {"FSDP_version": 1, "world_size": 4}
+    (tmp_path / "global_step_4" / "actor" / "fsdp_config.json").write_text(json.dumps(told))
+    check_loadable(config(tmp_path, strategy="fsdp", gpus=4))
+    check_loadable(config(tmp_path, strategy="fsdp2", gpus=2, resume_mode="disable"))
+    with pytest.raises(ValueError, match="4 GPUs under fsdp, and .* 4 under fsdp2: go on with .*=fsdp, or begin"):
+        check_loadable(config(tmp_path, strategy="fsdp2", gpus=4))
+    with pytest.raises(ValueError, match=r"go on with .*=fsdp and 4 GPUs \(trainer.nnodes.*, or begin .*merge"):
+        check_loadable(config(tmp_path, strategy="fsdp2", gpus=2))
+    (tmp_path / "global_step_4" / "actor" / "fsdp_config.json").write_text('{"FSDP_version": null')
+    check_loadable(config(tmp_path))
 
 
 def test_a_signature_says_whether_a_store_belongs_to_the_checkpoint(tmp_path):

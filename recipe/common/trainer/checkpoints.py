@@ -19,6 +19,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.common.config.engines import FSDP
 from recipe.common.trainer.resume import CRITIC, WRITER, checkpoint_of, resume_step, saved_steps, told_of
 
 STORE = "store"
@@ -74,23 +75,51 @@ def told_foreign(trainer: DictConfig) -> str | None:
     )
 
 
-def check_critic(config: DictConfig) -> None:
-    """verl would load the critic last, after minutes, from a folder that is not there.
+def check_loadable(config: DictConfig) -> None:
+    """verl would find out after minutes, in its workers.
 
     Raises:
-        ValueError: a start trains a critic, and the checkpoint that it goes on from has none; and see `resume_step`.
+        ValueError: the checkpoint that a start goes on from has parts for other ranks or another FSDP, or no critic
+            where the run trains one; and see `resume_step`.
     """
     if (step := resume_step(config.trainer)) < 0:
         return
+    checkpoint = checkpoint_of(config.trainer, step)
+    if told := _other_parts(config, checkpoint) or _no_critic(config, checkpoint):
+        raise ValueError(
+            f"{told}begin at its weights with trainer.resume_mode=disable, another trainer.default_local_dir and "
+            "actor_rollout_ref.model.path=FOLDER, made by `python -m verl.model_merger merge --backend fsdp "
+            f"--local_dir {checkpoint}/actor --target_dir FOLDER`"
+        )
+
+
+def _no_critic(config: DictConfig, checkpoint: Path) -> str:
     from verl.trainer.ppo.utils import need_critic  # loads torch, which a launcher must not have
 
-    checkpoint = checkpoint_of(config.trainer, step)
-    if need_critic(config) and not (checkpoint / CRITIC).exists():
-        raise ValueError(
-            f"{checkpoint} has no {CRITIC}, which this run trains (critic.enable): begin at its weights with trainer."
-            "resume_mode=disable, another trainer.default_local_dir and actor_rollout_ref.model.path=FOLDER, made by "
-            f"`python -m verl.model_merger merge --backend fsdp --local_dir {checkpoint}/actor --target_dir FOLDER`"
-        )
+    lacks = need_critic(config) and not (checkpoint / CRITIC).exists()
+    return f"{checkpoint} has no {CRITIC}, which this run trains (critic.enable): " if lacks else ""
+
+
+def _other_parts(config: DictConfig, checkpoint: Path) -> str:
+    """verl's FSDP workers write a part a rank, and load those of their own number and kind alone."""
+    file = checkpoint / "actor" / "fsdp_config.json"
+    strategy = config.actor_rollout_ref.actor.strategy
+    if not file.is_file() or strategy not in FSDP:
+        return ""
+    try:
+        saved = json.loads(file.read_text())
+        was, number = FSDP[saved["FSDP_version"] - 1], saved["world_size"]
+    except (ValueError, KeyError, TypeError, IndexError):  # verl does not read it when it loads
+        return ""
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    ways = [f"actor_rollout_ref.actor.strategy={was}"] if was != strategy else []
+    ways += [f"{number} GPUs (trainer.nnodes, n_gpus_per_node)"] if number != ranks else []
+    if not ways:
+        return ""
+    return (
+        f"{checkpoint} has the parts of {number} GPUs under {was}, and this run has {ranks} under {strategy}: go on "
+        f"with {' and '.join(ways)}, or "
+    )
 
 
 def is_gone(trainer: DictConfig, step: int, known: list[int]) -> bool:

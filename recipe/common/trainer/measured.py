@@ -36,7 +36,7 @@ from recipe.common.outcome import NO_SCORE, Reading, check_judged
 from recipe.common.queue import KVBatchMeta
 from recipe.common.reward.judge import source_faults, verls_faults
 from recipe.common.rows import is_reflection, sessions_of, tags_of, uid_of, versions_of
-from recipe.common.trainer.checkpoints import check_critic, keep, left_behind, sign, told_foreign
+from recipe.common.trainer.checkpoints import check_loadable, keep, left_behind, sign, told_foreign
 from recipe.common.trainer.discarded import watched
 from recipe.common.trainer.finite import FiniteMixin
 from recipe.common.trainer.stop import StoppableMixin
@@ -66,7 +66,7 @@ class MeasuredMixin(FiniteMixin, StoppableMixin):
     def __init__(self, config: DictConfig):
         speak_beside_verl()
         check_hooks({**TRAINER_HOOKS, **self.HOOKS})
-        check_critic(config)
+        check_loadable(config)
         if told := told_foreign(config.trainer):
             logger.warning(told)
         self._name = config.trainer.v1.trainer_mode
