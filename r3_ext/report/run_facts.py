@@ -2,18 +2,17 @@
 
 import numpy as np
 
-from r3_ext.recipes import R3
+from r3_ext.recipes import R3, recipe_of_trainer
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import INTERRUPTED, STOPPED
 from r3_ext.report.findings import percent, total
 from r3_ext.report.readers import TOTAL, dead, get, mean_pass_at_1
 from r3_ext.report.runs import Arm, Run, clean
+from recipe.common.rows import PLAIN
 
 FINISHED, RUNNING, UNKNOWN = "finished", "is still running", "was trained"
 BROKEN_OFF = {STOPPED: "was stopped by SIGTERM", INTERRUPTED: "was interrupted", None: "was killed"}
 MECHANISMS = ("replay", "reflection", "ranking")
-CONTROL = "grpo_extra"
-"""A method of R^3's trainer that is none: GRPO with further answers."""
 THROWN_AWAY = get("training/filter_groups/evicted_samples")
 """Groups without signal that dynamic sampling threw away: verl counts groups here, by whatever name."""
 
@@ -64,8 +63,12 @@ def is_r3(run: Run) -> bool:
     """Whether a mechanism of R^3 was on; without a config, whether the run logged reflection prompts."""
     if not run.config:
         return any("reflection/prompts" in row for row in run.rows)
-    on = any(run.config.get(f"algorithm.r3.{name}.enable", True) for name in MECHANISMS)
-    return on and run.method in R3.methods and run.method != CONTROL
+    if recipe_of_trainer(run.config.get("trainer.v1.trainer_mode")) is not R3:
+        return False
+    on = {name for name in MECHANISMS if run.config.get(f"algorithm.r3.{name}.enable", True)}
+    # GRPO with further answers, which is there to compare with.
+    is_control = on == {"reflection"} and run.config.get("algorithm.r3.reflection.ask") == PLAIN
+    return bool(on) and not is_control
 
 
 def accuracies(arm: Arm) -> tuple[float, float] | None:

@@ -34,7 +34,7 @@ def require(ok: bool, key: str, rule: str, value: Any) -> None:
 
 def is_number(value: Any) -> bool:
     """Whether it is a finite number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def is_count(value: Any, least: int) -> bool:

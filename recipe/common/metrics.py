@@ -58,7 +58,8 @@ def group_ledger(batch: KVBatchMeta, ranked: dict[str, list[float]]) -> dict[str
         ledger[f"{prefix}/{kind}"] += 1
         replayed = [tag.score for tag in tags if tag.is_replayed]
         rewards = [*ranked.get(uid, [tag.score for tag in tags if tag.is_fresh]), *replayed]
-        ledger[f"{prefix}/no_signal"] += len(set(rewards)) == 1
+        taken_off = {tag.taken_off for tag in tags if tag.is_fresh} if uid in ranked else {0.0}
+        ledger[f"{prefix}/no_signal"] += len(set(rewards)) == len(taken_off) == 1
         if outcome is None:
             continue
         spread = len(set(ranked.get(uid, []))) > 1

@@ -19,6 +19,7 @@ tag. `RowKey` and `RowTag` are the two with types; nothing else takes keys or ta
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -183,6 +184,13 @@ class RowTag:
     def level(self) -> float:
         """The grade that groups are compared by."""
         return float(self.correct) if self.grade is None else self.grade
+
+    @property
+    def taken_off(self) -> float:
+        """At most 0: what a reward manager takes off the grade, such as dapo's penalty for long answers."""
+        # A score is kept in single precision.
+        is_noise = math.isclose(self.score, self.level, rel_tol=1e-6, abs_tol=1e-6)
+        return 0.0 if is_noise else min(0.0, self.score - self.level)
 
 
 LENGTHS = ("prompt_len", "response_len", "seq_len")

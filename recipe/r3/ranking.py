@@ -31,7 +31,7 @@ class Ranked:
     """What the ranking changed in a batch."""
 
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    """By group uid: the new rewards of its rows."""
+    """By group uid: what its rows earn by their ranks."""
     before: dict[str, torch.Tensor] = field(default_factory=dict)
     """By key: what `rm_scores` held, (L,)."""
 
@@ -53,7 +53,7 @@ def ranked_groups(batch: KVBatchMeta, config: RankingConfig) -> dict[str, tuple[
 def rank(batch: KVBatchMeta, config: RankingConfig) -> Ranked:
     """Overwrite the rewards of fresh rows in all-wrong groups with truncated rows, and mark them as ranked.
 
-    What a reward manager takes off the score of an answer, such as dapo's penalty for long ones, is kept.
+    What a reward manager takes off the grade of an answer, such as dapo's penalty for long ones, is taken off here.
     """
     groups = ranked_groups(batch, config)
     if not groups:
@@ -66,13 +66,10 @@ def rank(batch: KVBatchMeta, config: RankingConfig) -> Ranked:
         for uid, (rows, finished) in groups.items()
     }
     tags = dict(zip(batch.keys, tags_of(batch), strict=True))
-    for uid, (truncated, finished) in groups.items():
-        taken = [tags[key].score - tags[key].level for key in (*truncated, *finished)]
-        ranked[uid] = [reward + penalty for reward, penalty in zip(ranked[uid], taken, strict=True)]
     rewards = [reward for group in ranked.values() for reward in group]
     changed = [
         {
-            "rm_scores": outcome_reward(data[key]["rm_scores"], reward),
+            "rm_scores": outcome_reward(data[key]["rm_scores"], reward + tags[key].taken_off),
             "uid": str(replace(TrainedUid.parse(data[key]["uid"]), is_ranked=True)),
         }
         for key, reward in zip(keys, rewards, strict=True)

@@ -103,9 +103,10 @@ def test_a_run_is_called_by_its_method_and_the_control_of_r3_is_not_counted_as_r
         happened, *_ = said(run_of(rows_of([0.25]), {"trainer.v1.trainer_mode": trainer}, started))
         assert happened.startswith(f"Run r3_embedded/one ({method}) finished")
     started = [start(options={"profile": "embedded", "method": "grpo_extra"}), end()]
-    control = run_of(
-        rows_of([0.25, 0.5]), R3 | {"algorithm.r3.replay.enable": False, "algorithm.r3.ranking.enable": False}, started
-    )
+    plain = {"algorithm.r3.reflection.ask": "plain", "algorithm.r3.replay.enable": False}
+    control = run_of(rows_of([0.25, 0.5]), R3 | plain | {"algorithm.r3.ranking.enable": False}, started)
+    _, did, _ = said(run_of(rows_of([0.25, 0.5]), R3 | plain, started))
+    assert did.startswith("40 of 64 groups"), "what is on decides, not the name"
     _, did, try_next = said(control)
     assert did.startswith("R^3 was not at work, and 40 of 64 groups of answers to one problem were dead")
     assert "`--method r3`" in try_next

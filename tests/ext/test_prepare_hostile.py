@@ -102,6 +102,10 @@ WRONG = {
         lambda d: write_lines(d / "a.jsonl", [verl_row("a")] * 99 + [verl_row("b", prompt=None)] * 2),
         r"a.jsonl, row 99: prompt is None \(1 further row\); a prompt is a list of messages",
     ),
+    "picture": (
+        lambda d: write_lines(d / "a.jsonl", [verl_row("a", images=[]), verl_row("b", images=["x"])]),
+        "a.jsonl: row 1 has images, and the recipes train on text alone",
+    ),
     "huge prompt": (
         lambda d: write_lines(d / "a.jsonl", [verl_row("x" * 6_000_000)]),
         "row 0: prompt has 6,000,035 characters, over 200,000; shorten it, or leave the row out",

@@ -5,8 +5,8 @@ import re
 import pytest
 from hydra import compose, initialize_config_dir
 
-from r3_ext.recipes import R3
-from r3_ext.settings.compose import compose_config
+from r3_ext.recipes import R3, rules_of
+from r3_ext.settings.compose import base_overrides, compose_config
 from recipe.r3.config.r3_rules import validate_r3_config
 
 
@@ -18,6 +18,16 @@ def test_the_second_reflection_wording_is_for_any_task():
         assert first[name] != other[name]
         assert not re.search(r"problem|answer|box|solution|step", other[name])
     assert {key for key in first if first[key] != other[key]} == {"template", "template_cut_off"}
+
+
+@pytest.mark.parametrize("engine", ["megatron", "veomni", "torchtitan"])
+@pytest.mark.parametrize("method", ["r3", "rrl"])
+def test_another_engine_under_a_profile_is_told_and_what_chose_it(method, engine):
+    """The profile's strategy is FSDP's, which stays."""
+    config = compose_config([*base_overrides("gpu_8x80gb", method), f"model_engine={engine}"])
+    told = next(rules_of(config))
+    assert told.told.endswith(f"trains with fsdp or fsdp2, got '{engine}'")
+    assert told.out[0] == "model_engine" and not told.ways
 
 
 VERL_EXAMPLE = """

@@ -48,7 +48,9 @@ def test_the_committed_record_gives_the_committed_verdicts(name, tmp_path, capsy
 @pytest.mark.parametrize("name", ["hgpo_worlds"])
 def test_the_readme_has_a_row_for_each_verdict(name):
     text = (RESULTS / name / "README.md").read_text()
-    for key, found in json.loads((RESULTS / name / "verdicts.json").read_text()).items():
+    verdicts = json.loads((RESULTS / name / "verdicts.json").read_text())
+    assert verdicts
+    for key, found in verdicts.items():
         ends = (f"{found[f'{of}low']:+.3f} to {found[f'{of}high']:+.3f}" for of in ("", "corrected_"))
         assert f"| {found['estimate']:+.3f} | {' | '.join(ends)} | {found['verdict']} |" in text, key
 

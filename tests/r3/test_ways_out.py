@@ -198,7 +198,7 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "veomni": (
             "model_engine=veomni",
             f"{ACTOR}.veomni.ulysses_parallel_size=2",
-            "actor_rollout_ref.ref.veomni.param_offload=False",
+            "actor_rollout_ref.ref.veomni.optimizer_offload=False",
             f"{ACTOR}.veomni.optimizer_offload=True",
             PACKED,
         ),
@@ -232,6 +232,7 @@ def without(overrides: Iterable[str], left: list[str]) -> list[str]:
 ASKED = {
     *("no threshold", "coroutine", "no name", "unknown name", "policy loss", "old rollout", "unregistered"),
     *(
+        "old function of a fork",
         "micro-batch",
         "micro-batch of all GPUs",
         "micro-batch of the reference",

@@ -30,6 +30,8 @@ from recipe.common.checks import Broken, leaves, setting
 SECTIONS = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 STRATEGY = "actor_rollout_ref.actor.strategy"
 FSDP = ("fsdp", "fsdp2")
+OTHERS = ("megatron", "veomni", "torchtitan")
+"""Engines that have a section of their own name."""
 SAME: dict[str, str] = dict.fromkeys(
     ("context_parallel_size", "ulysses_parallel_size"), "ulysses_sequence_parallel_size"
 )
@@ -64,14 +66,21 @@ def _leaves(config: DictConfig | ListConfig, section: str) -> list[tuple[str, ob
     return list(leaves(plain, section))
 
 
+def engine_of(config: DictConfig) -> str | None:
+    """Another engine than FSDP whose settings these are. FSDP's strategy may stand among them, from a profile."""
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy not in FSDP:
+        return str(actor.strategy)
+    return None if "fsdp_config" in actor else next((name for name in OTHERS if name in actor), None)
+
+
 def is_fsdp(config: DictConfig) -> bool:
-    return OmegaConf.select(config, STRATEGY) in FSDP
+    return engine_of(config) is None
 
 
 def set_here(config: DictConfig) -> dict[str, object]:
     """What the settings of another engine's actor, reference policy and critic have that is not its default."""
-    strategy = OmegaConf.select(config, STRATEGY)
-    known = verl_defaults("" if strategy in FSDP else strategy)
+    known = verl_defaults(engine_of(config) or "")
     found = (pair for section in SECTIONS for pair in _leaves(config, section))
     return {key: value for key, value in found if key not in known or known[key] != value}
 
@@ -79,7 +88,7 @@ def set_here(config: DictConfig) -> dict[str, object]:
 def translated(config: DictConfig) -> tuple[list[str], dict[str, object]]:
     """Of another engine's settings: those that FSDP has not, as the sections that hold them; and what says the same."""
     known, changed, out, put = verl_defaults(), set_here(config), [], {}
-    theirs = verl_defaults(str(OmegaConf.select(config, STRATEGY)))
+    theirs = verl_defaults(engine_of(config) or "")
     sections = {key.rpartition(".")[0] for key in known}
     parents = {part for key in sections for part in _parents(key)}
     for key, value in (pair for section in SECTIONS for pair in _leaves(config, section)):
@@ -107,16 +116,18 @@ def _parents(key: str) -> list[str]:
 
 def fsdp_workers(config: DictConfig, who: str) -> Iterator[Broken]:
     """Of a recipe whose workers are verl's FSDP workers."""
-    strategy = config.actor_rollout_ref.actor.strategy
-    if strategy in FSDP:
+    if (engine := engine_of(config)) is None:
         return
+    strategy = config.actor_rollout_ref.actor.strategy
     out, put = translated(config)
     if "fsdp_config" in config.actor_rollout_ref.actor:
-        out, engine = [], ()
+        out, chosen = [], ()
     else:
-        engine = ("model_engine",)
-    ways = [f"{STRATEGY}=fsdp", *(setting(key, value) for key, value in put.items())]
-    yield Broken(f"{STRATEGY}: {who} trains with fsdp or fsdp2, got {strategy!r}", (" ".join(ways),), (*engine, *out))
+        chosen = ("model_engine",)
+    ways = [] if strategy in FSDP else [f"{STRATEGY}=fsdp"]
+    ways += [setting(key, value) for key, value in put.items()]
+    told = f"{STRATEGY}: {who} trains with fsdp or fsdp2, got {engine!r}"
+    yield Broken(told, (" ".join(ways),) if ways else (), (*chosen, *out))
 
 
 def as_fsdp(config: DictConfig) -> DictConfig:

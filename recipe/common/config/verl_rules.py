@@ -27,7 +27,7 @@ from recipe.common.checks import Broken, is_count, setting
 from recipe.common.config import engines, lengths, mode_rules
 from recipe.common.config.lengths import ACTOR, ROLLOUT
 from recipe.common.config.reward_rules import reward_manager
-from recipe.common.modes import MODES, is_async, trainer_name
+from recipe.common.modes import MODES, SYNC, trainer_name
 
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 """Environment variables of every Ray process."""
@@ -43,7 +43,7 @@ SEVERAL_TURNS = "tool_agent"
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
     """What holds whatever trains; nothing of the user's is loaded."""
     yield from first_trainer_kept(config.trainer)
-    yield from whole_fetches(config)
+    yield from whole_fetches(config, (SYNC, trainer_name("baseline", SYNC)))
     yield from exported_modules_kept(config)
     yield from lengths.answers_end_by_themselves(config)
     yield from lengths.rows_fit(config)
@@ -63,6 +63,7 @@ def of_trainer(config: DictConfig, name: str, modules: Collection[str], filter_d
     actor, rollout, model = (config.actor_rollout_ref[part] for part in ("actor", "rollout", "model"))
     correction = config.algorithm.get("rollout_correction") or {}
     yield from no_filter(config, filter_does)
+    yield from whole_fetches(config, (trainer_name(name, SYNC),))
     yield from trainer_mode(config.trainer.v1.trainer_mode, [trainer_name(name, mode) for mode in MODES])
     yield from modules_imported(config, modules)
     yield from rollout_log_probs(rollout, correction)
@@ -117,19 +118,24 @@ def modules_imported(config: DictConfig, modules: Collection[str]) -> Iterator[B
     if missing := [name for name in modules if name not in given]:
         yield Broken(
             f"{MODULES}: {named!r} lacks {' or '.join(missing)}, which hold the trainer and the agent loop",
-            (setting(MODULES, ",".join([*given, *missing])),),
+            (setting(MODULES, ",".join([*given, *missing, *hidden(named)])),),
         )
 
 
 def exported_modules_kept(config: DictConfig) -> Iterator[Broken]:
     """The setting takes the place of the variable in every Ray process, so it has to name what the variable does."""
-    named = OmegaConf.select(config, MODULES)
-    exported = os.environ.get(MODULES.rpartition(".")[2], "")
-    if named and (lost := [name for name in exported.split(",") if name and name not in str(named).split(",")]):
+    named = str(OmegaConf.select(config, MODULES) or "")
+    if named and (lost := hidden(named)):
         yield Broken(
             f"{MODULES}: {named!r} would hide {', '.join(lost)}, which the environment's variable of that name has",
-            (setting(MODULES, ",".join([str(named), *lost])),),
+            (setting(MODULES, ",".join([named, *lost])),),
         )
+
+
+def hidden(named: str) -> list[str]:
+    """Modules that the environment's variable names, and not the setting."""
+    exported = os.environ.get(MODULES.rpartition(".")[2], "").split(",")
+    return [name for name in exported if name and name not in named.split(",")]
 
 
 def own_sampler(sampler: DictConfig) -> Iterator[Broken]:
@@ -146,7 +152,7 @@ def no_filter(config: DictConfig, why: str) -> Iterator[Broken]:
     if filters_groups(config):
         key = "algorithm.filter_groups.enable"
         # With the filter verl fetches one by one, whatever is set.
-        fetched = "" if fetches_are_whole(config.data) else f" {FETCHED}=null"
+        fetched = "" if fetches_are_whole(config.data) else f" {FETCHED}=1"
         yield Broken(f"{key}: {why}", (f"{key}=False{fetched}",))
 
 
@@ -159,14 +165,18 @@ def fetches_are_whole(data: DictConfig) -> bool:
     return data.train_batch_size % size == 0
 
 
-def whole_fetches(config: DictConfig) -> Iterator[Broken]:
-    """verl's synchronous trainer takes a step's prompts as whole batches of its dataloader."""
-    data = config.data
-    if not (fetches_are_whole(data) or filters_groups(config) or is_async(config.trainer.v1.trainer_mode)):
+def whole_fetches(config: DictConfig, synchronous: Collection[str]) -> Iterator[Broken]:
+    """verl's synchronous trainer takes a step's prompts as whole batches of its dataloader, unless it refills groups.
+
+    synchronous: names of the trainers that are.
+    """
+    data, trainer = config.data, config.trainer.v1
+    refills = filters_groups(config) or trainer.sampler.get("sync_refill_failed_groups")
+    if trainer.trainer_mode in synchronous and not refills and not fetches_are_whole(data):
         yield Broken(
             f"{FETCHED}: {data.gen_batch_size} prompts are fetched at a time, of which no whole number makes "
             f"data.train_batch_size={data.train_batch_size}",
-            (f"{FETCHED}=null",),
+            (f"{FETCHED}=1",),
         )
 
 
