@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from r3_ext.data import check, read
 from r3_ext.data import problems as data
+from r3_ext.data import read
 from r3_ext.doctor import data_files
 from r3_ext.settings import prepare
+from recipe.common.reward.truths import OWN_MANAGER
 
 TRAIN, VAL = prepare.TRAIN, prepare.VAL
 DAPO = "End with a line of the form Answer: $Answer (no quotes).\n\nWhat is {}?"
@@ -125,7 +126,7 @@ def test_a_form_that_is_not_graded_is_refused_with_what_is_graded(prepared, tmp_
 
 def doctor(*rows, key: str = "train_files", tmp_path: Path, **reward) -> list[tuple[str, str, str]]:
     file = parquet(tmp_path / "named.parquet", list(rows))
-    manager = {"source": "importlib", "module": {"path": check.OWN_MANAGER}}
+    manager = {"source": "importlib", "module": {"path": OWN_MANAGER}}
     config = OmegaConf.create({"data": {"prompt_key": "prompt"}, "reward": {"reward_manager": manager} | reward})
     config.algorithm = {"adv_estimator": "grpo"}
     found = data_files.file_findings(config, f"data.{key}", str(file))
@@ -139,7 +140,8 @@ def test_a_named_file_is_not_changed_but_told(tmp_path, monkeypatch):
     assert level == "warn" and "row 1" in found and "1 further row" in found and "give the file as DATA" in advice
     every = doctor(verl_row("shown", "proof"), verl_row("shown too", "proof"), tmp_path=tmp_path)
     assert [level for level, found, _ in every if "ground_truth" in found] == ["fail"]
-    own = doctor(verl_row("shown", "proof"), tmp_path=tmp_path, custom_reward_function={"path": "mine.py"})
+    mine = {"path": "mine.py", "name": "compute_score"}
+    own = doctor(verl_row("shown", "proof"), tmp_path=tmp_path, custom_reward_function=mine)
     assert not any("ground_truth" in found for _, found, _ in own), "a function of one's own knows what it reads"
 
 
