@@ -16,7 +16,7 @@ from r3_ext.data import problems as data
 from r3_ext.host.files import replacing, sha256
 from r3_ext.settings.compose import EMBEDDED, quoted
 from r3_ext.tiny.world import TextWorld, World
-from recipe.common.config.row_rules import PARTS, first_with
+from recipe.common.config.row_rules import told_medium
 from recipe.common.config.value_rules import path_fault
 
 TRAIN, VAL, MODEL = "data.train_files", "data.val_files", "actor_rollout_ref.model.path"
@@ -234,16 +234,11 @@ def check_files(source: str, any_truth: bool) -> None:
     if len(formats) > 1:
         raise ValueError(f"{source}: some files are in verl's format and some are not; keep them in two folders")
     for file in files if True in formats else ():
-        if found := first_with(file, list(PARTS)):
-            row, column = found
-            raise ValueError(
-                f"{file}: row {row} has {column}, and the recipes train on text alone: leave such rows out"
-            )
+        if told := told_medium(file):
+            raise ValueError(f"{file} {told}")
         found = rows.read(file, any_truth=any_truth)
-        if missing := found.missing():
-            raise ValueError(
-                f"{file} lacks the column {', '.join(missing)} of verl's format; it has {', '.join(found.columns)}"
-            )
+        if missing := ", ".join(found.missing()):
+            raise ValueError(f"{file} lacks the column {missing} of verl's format; it has {', '.join(found.columns)}")
         if found.rows == 0:
             raise ValueError(f"{file} has no rows")
         if found.faults:

@@ -104,7 +104,7 @@ WRONG = {
     ),
     "picture": (
         lambda d: write_lines(d / "a.jsonl", [verl_row("a", images=[]), verl_row("b", images=["x"])]),
-        "a.jsonl: row 1 has images, and the recipes train on text alone",
+        "a.jsonl has images in row 1, and the recipes train on text alone",
     ),
     "huge prompt": (
         lambda d: write_lines(d / "a.jsonl", [verl_row("x" * 6_000_000)]),

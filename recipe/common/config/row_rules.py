@@ -13,7 +13,7 @@
 # limitations under the License.
 """Rows with pictures, videos or sounds: two of them with the same words would be one problem to a history."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -31,18 +31,18 @@ def rows_of_text(config: DictConfig) -> Iterator[Broken]:
     for key in ("train_files", "val_files"):
         files = data.get(key) or []
         for file in [files] if isinstance(files, str) else files:
-            if found := first_with(Path(file).expanduser(), keys):
-                row, column = found
-                yield Broken(
-                    f"data.{key}: {file} has {column} in row {row}, and the recipes train on text alone: leave such "
-                    "rows and the column out"
-                )
+            if told := told_medium(Path(file).expanduser(), keys):
+                yield Broken(f"data.{key}: {file} {told}")
 
 
-def first_with(file: Path, columns: list[str]) -> tuple[int, str] | None:
-    """Row and column of the first picture, video or sound of a file; one that cannot be read is others' to tell."""
+def told_medium(file: Path, columns: Sequence[str] = PARTS) -> str | None:
+    """What is told of the first picture, video or sound of a file; one that cannot be read is others' to tell."""
     try:
         rows = enumerate(rows_of(file, columns))
-        return next(((number, name) for number, row in rows for name in columns if row.get(name)), None)
+        found = ((number, name) for number, row in rows for name in columns if row.get(name))
+        row, column = next(found, (None, None))
     except (OSError, ValueError):
         return None
+    if column is None:
+        return None
+    return f"has {column} in row {row}, and the recipes train on text alone: leave such rows and the column out"
