@@ -96,9 +96,11 @@ def test_parts_of_other_ranks_or_another_fsdp_are_told_with_what_loads_them(tmp_
     (tmp_path / "global_step_4" / "actor" / "fsdp_config.json").write_text(json.dumps(told))
     check_loadable(config(tmp_path, strategy="fsdp", gpus=4))
     check_loadable(config(tmp_path, strategy="fsdp2", gpus=2, resume_mode="disable"))
-    with pytest.raises(ValueError, match="4 GPUs under fsdp, and .* 4 under fsdp2: go on with .*=fsdp, or begin"):
+    with pytest.raises(ValueError, match="4 ranks under fsdp, and .* 4 under fsdp2: go on with .*=fsdp, or begin"):
         check_loadable(config(tmp_path, strategy="fsdp2", gpus=4))
-    with pytest.raises(ValueError, match=r"go on with .*=fsdp and 4 GPUs \(trainer.nnodes.*, or begin .*merge"):
+    with pytest.raises(
+        ValueError, match=r"go on with .*=fsdp and trainer.nnodes times n_gpus_per_node of 4, or .*merge"
+    ):
         check_loadable(config(tmp_path, strategy="fsdp2", gpus=2))
     (tmp_path / "global_step_4" / "actor" / "fsdp_config.json").write_text('{"FSDP_version": null')
     check_loadable(config(tmp_path))

@@ -113,11 +113,11 @@ def _other_parts(config: DictConfig, checkpoint: Path) -> str:
         return ""
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     ways = [f"actor_rollout_ref.actor.strategy={was}"] if was != strategy else []
-    ways += [f"{number} GPUs (trainer.nnodes, n_gpus_per_node)"] if number != ranks else []
+    ways += [f"trainer.nnodes times n_gpus_per_node of {number}"] if number != ranks else []
     if not ways:
         return ""
     return (
-        f"{checkpoint} has the parts of {number} GPUs under {was}, and this run has {ranks} under {strategy}: go on "
+        f"{checkpoint} has the parts of {number} ranks under {was}, and this run has {ranks} under {strategy}: go on "
         f"with {' and '.join(ways)}, or "
     )
 
