@@ -19,7 +19,7 @@ from r3_ext.host.tables import printable
 from r3_ext.r3.history.export import export
 from r3_ext.r3.history.importing import import_samples
 from r3_ext.r3.history.show import query, show
-from recipe.common.rows import PLAIN, REFLECTION
+from recipe.common.rows import PLAIN, REFLECTION, RESTART
 from recipe.r3.history.file import HistoryError
 
 
@@ -64,7 +64,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     added = command("export", export, "samples to parquet; the checksum of each is compared")
     added.add_argument("out", metavar="OUT.parquet", help="replaced when it exists")
     added.add_argument("--outcome", choices=("correct", "wrong", "any"), default="any")
-    added.add_argument("--variant", choices=(PLAIN, REFLECTION, "any"), default="any", help="prompt of the response")
+    variants = PLAIN, REFLECTION, RESTART, "any"
+    added.add_argument("--variant", choices=variants, default="any", help="prompt of the response")
     added.add_argument("--abandoned", action="store_true", help="also what a resumed run left behind")
     added.add_argument("--tokenizer", metavar="DIR", help="adds the column text; folder of the run's model")
     added = command(
