@@ -23,6 +23,7 @@ from r3_ext.run.start import Start
 from r3_ext.settings.compose import EMBEDDED, OWN_CONFIG, quoted, searchpath
 from r3_ext.tiny.world import is_text
 from recipe.common.config.verl_rules import ENVIRONMENT
+from recipe.common.row_files import most_rows
 from recipe.common.trainer.stop import last_step, stop_file
 
 OTHERS_STOPPABLE = ("rehearse",)
@@ -33,14 +34,7 @@ PY_EXECUTABLE = "ray_kwargs.ray_init.runtime_env.py_executable"
 
 def total_steps(config: DictConfig) -> int | None:
     """The last step of the run, as far as the files tell; None where they tell nothing."""
-    import pyarrow.parquet
-
-    files = config.data.train_files
-    files = [files] if isinstance(files, str) else files
-    rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files if str(file).endswith(".parquet"))
-    if config.data.train_max_samples > 0:
-        rows = min(rows, config.data.train_max_samples)
-    steps_per_epoch = rows // config.data.train_batch_size
+    steps_per_epoch = most_rows(config.data) // config.data.train_batch_size
     return last_step(config.trainer, steps_per_epoch) if steps_per_epoch else config.trainer.total_training_steps
 
 

@@ -122,6 +122,15 @@ class Broken(NamedTuple):
         return "; ".join(filter(None, (self.told, self.advice)))
 
 
+def missing(key: str, recipe: str) -> Broken:
+    """What is told where a recipe's settings are not there."""
+    return Broken(
+        f"{key} is missing: add recipe/{recipe}/config/{recipe}.yaml; in a YAML file of yours "
+        f"`pkg://recipe.{recipe}.config` and `pkg://recipe.common.config` under hydra.searchpath, and `{recipe}` under "
+        "defaults, behind ppo_trainer"
+    )
+
+
 class Refused(ValueError):
     """Settings that cannot work, with every rule that they break."""
 

@@ -17,7 +17,28 @@ import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 BATCH_ROWS = 64
+
+
+def files_of(data: DictConfig, key: str) -> list[Path]:
+    """key: train_files or val_files; verl takes one or a list."""
+    files = data.get(key) or []
+    return [Path(file).expanduser() for file in ([files] if isinstance(files, str) else files)]
+
+
+def most_rows(data: DictConfig) -> int:
+    """Rows that a run may train on, as far as parquet files tell; 0 where they tell nothing. verl leaves out some.
+
+    Raises:
+        OSError, ValueError: a file cannot be read; pyarrow's errors are of these two kinds.
+    """
+    import pyarrow.parquet
+
+    files = [file for file in files_of(data, "train_files") if file.suffix == ".parquet"]
+    rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)
+    return min(rows, data.train_max_samples) if data.train_max_samples > 0 else rows
 
 
 def rows_of(file: Path, columns: Collection[str]) -> Iterator[dict]:
@@ -32,6 +53,20 @@ def rows_of(file: Path, columns: Collection[str]) -> Iterator[dict]:
         yield from _of_parquet(file, columns)
     elif file.suffix in (".json", ".jsonl"):
         yield from _of_json(file, columns)
+
+
+def first_row(file: Path, columns: Collection[str]) -> dict | None:
+    """The wanted columns of the first row; {} where it has none of them, None where there is no row.
+
+    Raises:
+        OSError, ValueError: as `rows_of`.
+    """
+    import pyarrow.parquet
+
+    found = next(rows_of(file, columns), None)
+    if found is None and file.suffix == ".parquet" and pyarrow.parquet.read_metadata(file).num_rows:
+        return {}
+    return found
 
 
 def _of_parquet(file: Path, columns: Collection[str]) -> Iterator[dict]:

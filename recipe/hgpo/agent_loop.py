@@ -27,7 +27,7 @@ from typing import Any
 
 from recipe.common import queue
 from recipe.hgpo.config.hgpo_config import SESSION, SessionConfig, load_session_config
-from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE, VALID
+from recipe.hgpo.config.names import AGENT_NAME, BAD_FORMAT, INADMISSIBLE, VALID
 from recipe.hgpo.environments.base import NoState, clean, state_key
 from recipe.hgpo.environments.pool import (
     CRASHED,
@@ -46,7 +46,6 @@ from verl.workers.rollout.replica import TokenOutput
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
-AGENT_NAME = "session"
 SHOWN_CHARS = 100
 """Of an answer that was no command, in the memory of later turns."""
 WAYS_OUT = {

@@ -15,7 +15,7 @@
 
 from recipe.common.config.verl_rules import SEVERAL_TURNS
 from recipe.rrl.config.rrl_config import KEY, StatesConfig
-from recipe.rrl.config.rrl_rules import ONE_TURN
+from recipe.rrl.config.rrl_rules import OFF, told_several_turns
 
 
 def check_data(rows, states: StatesConfig) -> None:
@@ -31,7 +31,4 @@ def check_data(rows, states: StatesConfig) -> None:
             f"{reference!r}; set {KEY}.states.reference=null for none"
         )
     if "agent_name" in columns and SEVERAL_TURNS in rows.unique("agent_name"):
-        raise ValueError(
-            f"data.train_files: rows have {SEVERAL_TURNS} as their agent_name: {ONE_TURN}; leave these rows out, or "
-            f"set {KEY}.restarts.share=0"
-        )
+        raise ValueError(f"{told_several_turns()}; leave these rows out, or set {OFF}")

@@ -1,8 +1,11 @@
 """HGPO's settings: what is shipped, what is refused, and that the files say what the dataclasses have."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -10,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.common.checks import Refused
 from recipe.hgpo.config import hgpo_config, settings_table
 from recipe.hgpo.config.hgpo_config import HGPOConfig, SessionConfig, describe, load_hgpo_config, load_session_config
-from recipe.hgpo.config.hgpo_rules import broken_rules, validate_hgpo_config
+from recipe.hgpo.config.hgpo_rules import broken_rules, rows_are_tasks, validate_hgpo_config
 
 FOLDER = Path(hgpo_config.__file__).parent
 RUNS = [
@@ -63,7 +66,8 @@ def test_every_method_is_valid(shipped, name):
 
 
 OWN = "algorithm.hgpo"
-SESSION = "actor_rollout_ref.rollout.custom.session"
+ROLLOUT = "actor_rollout_ref.rollout"
+SESSION = f"{ROLLOUT}.custom.session"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,9 @@ SESSION = "actor_rollout_ref.rollout.custom.session"
         ({"actor_rollout_ref.rollout.n": 1}, "actor_rollout_ref.rollout.n: 1 leaves nothing to compare"),
         ({"critic.enable": True}, "critic.enable: True"),
         ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode: must be hgpo"),
+        ({"reward.reward_model.enable": True}, "reward.reward_model.enable: a session earns what its environment"),
+        ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "default_agent_loop: tool_agent is verl's, whose"),
+        ({f"{ROLLOUT}.multi_turn.tool_config_path": "t"}, "multi_turn.tool_config_path: t is read by no session"),
         (
             {"actor_rollout_ref.rollout.multi_turn.max_assistant_turns": None},
             "multi_turn.max_assistant_turns must be at least 1, got None",
@@ -119,11 +126,59 @@ def test_verls_grpo_alone_can_be_asked_for(with_settings):
 def test_the_ways_out_work_when_followed(with_settings):
     wrong = {"algorithm.adv_estimator": "gae", "algorithm.use_kl_in_reward": True, "actor_rollout_ref.rollout.n": 1}
     wrong |= {"algorithm.gamma": 0.9, f"{OWN}.penalise": "both", f"{OWN}.penalty": 0}
-    wrong |= {"reward.custom_reward_function.path": "mine.py"}
+    wrong |= {"reward.custom_reward_function.path": "mine.py", "reward.reward_model.enable": True}
+    wrong |= {f"{ROLLOUT}.agent.default_agent_loop": "tool_agent", f"{ROLLOUT}.multi_turn.tool_config_path": "t"}
     config = with_settings(wrong)
     ways = " ".join(one.ways[0] for one in broken_rules(config))
     config.merge_with(OmegaConf.from_dotlist(ways.split()))
     assert not list(broken_rules(config))
+
+
+def test_the_name_of_gigpo_leads_to_its_method(with_settings, shipped):
+    [broken] = broken_rules(with_settings({"algorithm.adv_estimator": "gigpo"}))
+    asked, method = shipped.copy(), OmegaConf.load(FOLDER / "method" / "gigpo.yaml")
+    with open_dict(asked):
+        asked.merge_with(method)
+    assert OmegaConf.merge(shipped, OmegaConf.from_dotlist(broken.ways[0].split())) == asked
+
+
+def test_a_mini_batch_of_turns_is_offered_as_the_setting_that_means_it(with_settings):
+    config = with_settings({"actor_rollout_ref.actor.ppo_mini_batch_size": 256})
+    [broken] = broken_rules(config)
+    config.merge_with(OmegaConf.from_dotlist(broken.ways[1].split()))
+    assert not list(broken_rules(config))
+    assert config.algorithm.hgpo.rows_per_step == 256 and config.actor_rollout_ref.actor.ppo_mini_batch_size == 16
+
+
+def test_settings_that_are_not_there_are_told_alone_with_the_lines_that_bring_them(shipped):
+    config = shipped.copy()
+    with open_dict(config):
+        del config.algorithm.hgpo, config.actor_rollout_ref.rollout.custom
+    [broken] = broken_rules(config)
+    assert "pkg://recipe.hgpo.config` and" in broken.told and "`hgpo` under defaults" in broken.told
+
+
+TASK = {"prompt": "a", "task": {"world": "textworld", "game": "g"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (TASK, None),
+        (TASK | {"agent_name": "session"}, None),
+        ({"prompt": "a", "agent_name": "mine"}, None),
+        ({"prompt": "a"}, "must hold a task with its `world` in the column task (recipe/hgpo/README.md), got None"),
+        ({"prompt": "a", "task": {"game": "g"}}, "got {'game': 'g'} in row 0"),
+        (TASK | {"agent_name": "tool_agent"}, "names tool_agent in agent_name"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_the_first_row_of_each_file_is_a_task_for_sessions(shipped, tmp_path, row, told, kind):
+    file = tmp_path / f"rows.{kind}"
+    file.write_text(json.dumps([row])) if kind == "json" else pq.write_table(pa.Table.from_pylist([row]), file)
+    config = OmegaConf.merge(shipped, {"data": {"train_files": "/not/there.parquet", "val_files": [str(file)]}})
+    found = [broken.told for broken in rows_are_tasks(config)]
+    assert not found if told is None else told in found[0] and "data.val_files" in found[0]
 
 
 def test_all_faults_are_told_at_once(with_settings):

@@ -120,6 +120,8 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "exported": (),
         "teacher": ("distillation.enabled=True",),
         "judge": ("reward.reward_model.enable=True",),
+        "judge of any method": ("reward.reward_model.enable=True", "reward.reward_model.model_path=judge"),
+        "key of a model": ("+actor_rollout_ref.model.lora_rnak=8",),
         "attempts": (f"{ROLLOUT}.n=2",),
         "turns": (f"{ROLLOUT}.multi_turn.enable=True",),
         "tools": (f"{ROLLOUT}.agent.default_agent_loop=tool_agent",),
@@ -241,6 +243,7 @@ ASKED = {
         "kinds",
         "kind and rule",
         "nowhere",
+        "key of a model",
     ),
 }
 """Cases of rules that ask verl or load something; the others are told by settings alone, which is quicker."""

@@ -85,7 +85,8 @@ def test_another_engine_is_told_with_what_was_set_of_it_and_nothing_of_the_recip
     assert broken.out == ("model_engine", f"{ACTOR}.megatron", "actor_rollout_ref.ref.megatron")
 
 
-SDPA = {"actor_rollout_ref.model.override_config": {"attn_implementation": "sdpa"}}
+MODEL = "actor_rollout_ref.model.override_config"
+SDPA = {MODEL: {"attn_implementation": "sdpa"}}
 SEPARATE = {
     "trainer.v1.trainer_mode": "rrl_separate_async",
     "trainer.v1.separate_async.parameter_sync_step": 2,
@@ -142,6 +143,18 @@ CASES = [
         {"actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent"},
         "actor_rollout_ref.rollout.agent.default_agent_loop: a restart",
     ),
+    (
+        {
+            "actor_rollout_ref.rollout.multi_turn.enable": True,
+            "actor_rollout_ref.rollout.agent.default_agent_loop": "x",
+        },
+        "actor_rollout_ref.rollout.multi_turn.enable: a restart",
+    ),
+    ({"reward.reward_model.enable": True}, "reward.reward_model.enable: which answers are right decides"),
+    ({"critic.model.lora_rank": 8}, "critic.model.lora_rank: 8, and verl's LoRA does not take a value model"),
+    ({"algorithm.lam": None}, "algorithm.lam must be in [0, 1], got None"),
+    ({"critic.forward_max_token_len_per_gpu": 8192}, "critic.forward_max_token_len_per_gpu: 8192 does nothing"),
+    ({"critic.forward_micro_batch_size_per_gpu": 4}, "critic.forward_micro_batch_size_per_gpu: 4 does nothing"),
     ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode: must be rrl"),
 ]
 
@@ -166,6 +179,30 @@ def without(config: DictConfig, keys: tuple[str, ...]) -> DictConfig:
             if key.startswith("critic."):
                 OmegaConf.update(new, key, engines.verl_defaults()[key])
     return new
+
+
+def test_the_ways_of_one_mini_batch_for_both_models_go_together(with_settings):
+    wrong = with_settings({f"{ACTOR}.ppo_mini_batch_size": 12})
+    broken = list(broken_rules(wrong))
+    assert len(broken) == 2 and not list(broken_rules(followed(wrong, broken)))
+
+
+def test_the_critics_attention_is_set_where_it_is_its_own(with_settings):
+    two = {"critic.fsdp.ulysses_sequence_parallel_size": 2, "critic.model.override_config": SDPA[MODEL]}
+    [own] = broken_rules(with_settings(two))
+    [actors] = [one for one in broken_rules(with_settings(two | SDPA)) if "critic" in one.told]
+    assert [one.ways[0].partition("=")[0] for one in (own, actors)] == [
+        "++critic.model.override_config.attn_implementation",
+        f"++{MODEL}.attn_implementation",
+    ]
+
+
+def test_settings_that_are_not_there_are_told_alone_with_the_lines_that_bring_them(shipped):
+    config = shipped.copy()
+    with open_dict(config):
+        del config.algorithm.rrl
+    [broken] = broken_rules(config)
+    assert "pkg://recipe.rrl.config` and" in broken.told and "`rrl` under defaults" in broken.told
 
 
 def test_filter_generation_batches_and_turns_are_no_matter_without_restarts(with_settings):

@@ -83,6 +83,15 @@ def no_legacy(config: DictConfig) -> Iterator[Broken]:
     yield Broken(f"{told} {have} of verl's v1 trainers reads these sections", (ways,) if ways else (), tuple(old))
 
 
+def model_is_served(config: DictConfig) -> Iterator[Broken]:
+    """verl names no engine for a reward model, and finds out in its workers."""
+    model = config.reward.get("reward_model")
+    if model and model.enable and OmegaConf.is_missing(model.rollout, "name"):
+        key, rollout = "reward.reward_model.rollout.name", config.actor_rollout_ref.rollout
+        name = "vllm" if OmegaConf.is_missing(rollout, "name") else rollout.name
+        yield Broken(f"{key} must name what runs {model.model_path}", (f"{key}={name}",))
+
+
 def _plain(reward: DictConfig) -> dict[str, object]:
     return dict(leaves(OmegaConf.to_container(reward, resolve=True), "reward"))
 

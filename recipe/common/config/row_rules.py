@@ -19,7 +19,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recipe.common.checks import Broken
-from recipe.common.row_files import rows_of
+from recipe.common.row_files import files_of, rows_of
 
 PARTS = ("images", "videos", "audios")
 """verl's columns, unless data.image_key and the like name others."""
@@ -29,9 +29,8 @@ def rows_of_text(config: DictConfig) -> Iterator[Broken]:
     data = config.data
     keys = [data.get(f"{name[:-1]}_key") or name for name in PARTS]
     for key in ("train_files", "val_files"):
-        files = data.get(key) or []
-        for file in [files] if isinstance(files, str) else files:
-            if told := told_medium(Path(file).expanduser(), keys):
+        for file in files_of(data, key):
+            if told := told_medium(file, keys):
                 yield Broken(f"data.{key}: {file} {told}")
 
 

@@ -21,13 +21,14 @@ import io
 import sys
 from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
+from dataclasses import fields
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.common.checks import Broken, remedy
+from recipe.common.checks import Broken, leaves, remedy, setting
 from recipe.common.config import engines, lengths, value_rules, verl_rules
 from recipe.common.config.reward_rules import can_be_asked, migrated, no_legacy
 from recipe.common.config.row_rules import rows_of_text
@@ -79,6 +80,7 @@ def at_start(config: DictConfig) -> Iterator[Broken]:
     yield from _told(_rollout, config, (" ".join(wanting),) if wanting else ())
     off = f"{CORRECTION}.rollout_is=null {CORRECTION}.rollout_rs=null"
     yield from _told(_correction, config, (off,))
+    yield from _models_read(config)
     told = list(lengths.micro_batches(config))
     yield from told
     yield from _told(_validate, followed(config, told), ())
@@ -138,6 +140,22 @@ def _correction(config: DictConfig) -> None:
         compute_rollout_correction_and_rejection_mask(token, token, torch.ones(1, 1), **given)
     except ValueError as error:
         raise ValueError(f"{CORRECTION}: {error}") from error
+
+
+def _models_read(config: DictConfig) -> Iterator[Broken]:
+    """Added keys of a model, which verl's workers would trip over."""
+    from verl.trainer.ppo.utils import need_critic
+    from verl.workers.config import HFModelConfig
+
+    known = {"_target_", *(field.name for field in fields(HFModelConfig))}
+    for key in (verl_rules.MODEL, *(["critic.model"] if need_critic(config) else [])):
+        model = OmegaConf.select(config, key)
+        for name in (name for name in model if name not in known):
+            # Where the critic's engine had its settings before verl 0.8.
+            moved = leaves(model[name], "critic.fsdp") if f"{key}.{name}" == "critic.model.fsdp_config" else ()
+            ways = [setting(place, value) for place, value in moved]
+            told = f"{key}.{name} is no setting of verl 0.9.1"
+            yield Broken(told, (" ".join(ways),) if ways else (), (f"{key}.{name}",))
 
 
 def _validate(config: DictConfig) -> None:

@@ -26,18 +26,19 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.common.checks import Broken, is_count, setting
 from recipe.common.config import engines, lengths, mode_rules
 from recipe.common.config.lengths import ACTOR, ROLLOUT
-from recipe.common.config.reward_rules import reward_manager
+from recipe.common.config.reward_rules import model_is_served, reward_manager
 from recipe.common.modes import MODES, SYNC, trainer_name
 
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 """Environment variables of every Ray process."""
 MODULES = f"{ENVIRONMENT}.VERL_USE_EXTERNAL_MODULES"
 """Where verl is told what to import in every Ray process: trainers and agent loops are found by name there."""
+MODEL = "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 FETCHED = "data.gen_batch_size"
 CALCULATE = f"{ROLLOUT}.calculate_log_probs"
-SEVERAL_TURNS = "tool_agent"
-"""The agent loop of verl's whose answers are of several turns."""
+ONE_TURN, SEVERAL_TURNS = "single_turn_agent", "tool_agent"
+"""The agent loops of verl's, by the turns of an answer."""
 
 
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
@@ -49,16 +50,20 @@ def of_any_method(config: DictConfig) -> Iterator[Broken]:
     yield from lengths.rows_fit(config)
     yield from mode_rules.modes(config)
     yield from reward_manager(config)
+    yield from model_is_served(config)
     yield from entropies_there(config.algorithm)
 
 
-def of_trainer(config: DictConfig, name: str, modules: Collection[str], filter_does: str) -> Iterator[Broken]:
+def of_trainer(
+    config: DictConfig, name: str, modules: Collection[str], filter_does: str, by_rows: str = ""
+) -> Iterator[Broken]:
     """What every trainer of the recipes needs.
 
     Args:
         name: of the recipe, as `trainer_name` takes it.
         modules: where its trainers and agent loops are registered.
         filter_does: what DAPO's filter would do to the method.
+        by_rows: the recipe's setting for optimizer steps of so many rows, if it has one.
     """
     actor, rollout, model = (config.actor_rollout_ref[part] for part in ("actor", "rollout", "model"))
     correction = config.algorithm.get("rollout_correction") or {}
@@ -69,7 +74,7 @@ def of_trainer(config: DictConfig, name: str, modules: Collection[str], filter_d
     yield from rollout_log_probs(rollout, correction)
     yield from bypass_loss(actor.policy_loss.loss_mode, correction)
     yield from sequence_parallel(actor, model)
-    yield from whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size)
+    yield from whole_mini_batches(actor.ppo_mini_batch_size, config.data.train_batch_size, by_rows)
     yield from seeded(config.data)
 
 
@@ -210,14 +215,31 @@ def critic_settings(config: DictConfig) -> Iterator[Broken]:
         yield Broken(f"{', '.join(changed)}: without effect, there is no critic", out=tuple(changed))
 
 
-def one_turn(rollout: DictConfig, why: str) -> Iterator[Broken]:
-    """why: what the method does with answers, so that they must be of one turn."""
+def one_turn(rollout: DictConfig, why: str, *others: str) -> Iterator[Broken]:
+    """
+    Args:
+        why: what the method does with answers, so that they must be of one turn.
+        others: ways out besides answers of one turn.
+    """
+    loop, key = rollout.agent.default_agent_loop, f"{ROLLOUT}.agent.default_agent_loop"
     if OmegaConf.select(rollout, "multi_turn.enable"):
-        key = f"{ROLLOUT}.multi_turn.enable"
-        yield Broken(f"{key}: {why}", (f"{key}=False",))
-    if rollout.agent.default_agent_loop == SEVERAL_TURNS:
-        key = f"{ROLLOUT}.agent.default_agent_loop"
-        yield Broken(f"{key}: {why}, got {SEVERAL_TURNS}", (f"{key}=single_turn_agent",))
+        turns = f"{ROLLOUT}.multi_turn.enable"
+        # The flag alone does nothing in verl's v1 trainer: the agent loop has the turns.
+        way = f"{turns}=False" + (f" {key}={ONE_TURN}" if loop != ONE_TURN else "")
+        yield Broken(f"{turns}: {why}", (way, *others))
+    elif loop == SEVERAL_TURNS:
+        yield Broken(f"{key}: {why}, got {SEVERAL_TURNS}", (f"{key}={ONE_TURN}", *others))
+
+
+def no_reward_model(config: DictConfig, why: str, *others: str) -> Iterator[Broken]:
+    """
+    Args:
+        why: what the method needs in place of scores.
+        others: ways out besides none.
+    """
+    if OmegaConf.select(config, "reward.reward_model.enable"):
+        key = "reward.reward_model.enable"
+        yield Broken(f"{key}: {why}", (f"{key}=False", *others))
 
 
 def rollout_log_probs(rollout: DictConfig, correction: DictConfig | dict) -> Iterator[Broken]:
@@ -242,11 +264,11 @@ def bypass_loss(loss_mode: str, correction: DictConfig | dict) -> Iterator[Broke
 
 
 def sequence_parallel(
-    part: DictConfig, model: DictConfig, of: str = ACTOR, engine: str = "fsdp_config"
+    part: DictConfig, model: DictConfig, of: str = ACTOR, engine: str = "fsdp_config", at: str = MODEL
 ) -> Iterator[Broken]:
     """
     Args:
-        part, model: settings of the actor or of the critic, and of its model; `of` is the key of the former.
+        part, model: settings of the actor or of the critic, and of its model; `of` and `at` are their keys.
     """
     parallel = lengths.ulysses(part, engine)
     # verl's own default, of models that name no other.
@@ -257,16 +279,21 @@ def sequence_parallel(
         yield Broken(
             f"{key}: {parallel} with attn_implementation={attention}: verl gathers the parts of a row for flash "
             "attention alone; here each rank would attend to its own part, and all that it computes would be wrong",
-            ("++actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2", f"{outer}=1 {inner}=1"),
+            (f"++{at}.override_config.attn_implementation=flash_attention_2", f"{outer}=1 {inner}=1"),
         )
 
 
-def whole_mini_batches(mini_batch: int, train_batch: int) -> Iterator[Broken]:
+def whole_mini_batches(mini_batch: int, train_batch: int, by_rows: str = "") -> Iterator[Broken]:
+    """by_rows: see `of_trainer`."""
     if mini_batch <= 0 or train_batch % mini_batch:
-        most = mini_batch if 0 < mini_batch < train_batch else train_batch
-        fitting = next(size for size in range(most, 0, -1) if train_batch % size == 0)
+        way = f"{ACTOR}.ppo_mini_batch_size={fitting(mini_batch, train_batch)}"
         yield Broken(
             f"{ACTOR}.ppo_mini_batch_size: {mini_batch} must divide data.train_batch_size={train_batch}, so that the "
             "number of optimizer steps is fixed",
-            (f"{ACTOR}.ppo_mini_batch_size={fitting}",),
+            (way, *([f"{way} {by_rows}={mini_batch}"] if by_rows else [])),
         )
+
+
+def fitting(part: int, whole: int) -> int:
+    """The largest divisor of `whole` that is no larger than `part`."""
+    return next(size for size in range(part if 0 < part < whole else whole, 0, -1) if whole % size == 0)

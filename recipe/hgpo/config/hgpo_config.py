@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.checks import Broken, build, faults, is_count, is_number, refuse, require
+from recipe.common.checks import Broken, build, faults, is_count, is_number, missing, refuse, require
 from recipe.hgpo.config.names import BAD_FORMAT, INADMISSIBLE, MEAN_STD_NORM, NORMS, PAPER, WEIGHTS
 from recipe.hgpo.environments.base import STATE_KEYS
 from verl.base_config import BaseConfig
@@ -138,7 +138,7 @@ def faults_of(config: DictConfig) -> Iterator[Broken]:
     for key, cls in ((KEY, HGPOConfig), (SESSION, SessionConfig)):
         node = OmegaConf.select(config, key)
         if node is None:
-            yield Broken(f"{key} is missing: add recipe/hgpo/config/hgpo.yaml")
+            yield missing(key, "hgpo")
             continue
         for message in faults(cls, OmegaConf.to_container(node, resolve=True), key):
             yield Broken(message, out=(message.partition(" ")[0],))

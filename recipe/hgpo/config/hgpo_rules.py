@@ -13,21 +13,29 @@
 # limitations under the License.
 """Rules that span several keys: HGPO's settings, and those of verl's that it counts on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.checks import Broken, is_count, refuse
+from recipe.common.checks import Broken, is_count, missing, refuse
 from recipe.common.config import engines, start_rules, verl_rules
 from recipe.common.config.reward_rules import FUNCTION, migrated, no_legacy
 from recipe.common.config.verl_rules import ROLLOUT
+from recipe.common.row_files import files_of, first_row
 from recipe.hgpo.config.hgpo_config import KEY, PENALISE, HGPOConfig, faults_of, load_hgpo_config
+from recipe.hgpo.config.names import AGENT_NAME
 
 OWN_MODULES = "recipe.hgpo.hgpo_trainer", "recipe.hgpo.agent_loop"
 FILTER_DOES = (
     "verl's filter ends the run where all sessions of a task failed with their environment, and throws away tasks "
     "whose sessions were all won, of which the shorter ones teach"
 )
+GIGPO = f"algorithm.adv_estimator=grpo {KEY}.depth=0 {KEY}.std=sample {KEY}.episode_weight=1"
+"""What `+method=gigpo` sets (config/method)."""
+AGENT = f"{ROLLOUT}.agent.default_agent_loop"
+VERLS = verl_rules.ONE_TURN, verl_rules.SEVERAL_TURNS
+"""Agent loops."""
+TOOLS = f"{ROLLOUT}.multi_turn.tool_config_path"
 MAX_TURNS = f"{ROLLOUT}.multi_turn.max_assistant_turns"
 
 
@@ -43,11 +51,17 @@ def validate_hgpo_config(config: DictConfig) -> HGPOConfig:
 
 def all_rules(config: DictConfig) -> Iterator[Broken]:
     """Kinds of values, `broken_rules`, and what is found by asking verl. Once, before Ray starts."""
-    yield from start_rules.of_recipe(config, broken_rules)
+    told = list(start_rules.of_recipe(config, broken_rules))
+    yield from told
+    if not told:
+        yield from rows_are_tasks(config)
 
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
     """Each rule that the settings break."""
+    if OmegaConf.select(config, KEY) is None:  # nor is all else that hgpo.yaml sets
+        yield missing(KEY, "hgpo")
+        return
     yield from engines.fsdp_workers(config, "HGPO")
     config = engines.as_fsdp(config)
     yield from no_legacy(config)
@@ -56,7 +70,7 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from verl_rules.of_any_method(config)
     yield from verl_rules.no_critic(config)
     yield from verl_rules.critic_settings(config)
-    yield from verl_rules.of_trainer(config, "hgpo", OWN_MODULES, FILTER_DOES)
+    yield from verl_rules.of_trainer(config, "hgpo", OWN_MODULES, FILTER_DOES, f"{KEY}.rows_per_step")
     yield from verl_rules.groups(config.actor_rollout_ref.rollout.n)
     yield from turns_end(config)
     yield from _something_learned(config)
@@ -65,12 +79,35 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
     yield from faults_of(config)
 
 
+def rows_are_tasks(config: DictConfig) -> Iterator[Broken]:
+    """The first row of each file; one that cannot be read is others' to tell."""
+    for key in ("train_files", "val_files"):
+        for file in files_of(config.data, key):
+            try:
+                row = first_row(file, ("agent_name", "task"))
+            except (OSError, ValueError):
+                continue
+            if row is None:
+                continue
+            loop, task = row.get("agent_name") or OmegaConf.select(config, AGENT), row.get("task")
+            if loop in VERLS:
+                yield Broken(
+                    f"data.{key}: {file} names {loop} in agent_name, whose answers are no turns of a session: leave "
+                    f"that column out, or name {AGENT_NAME} in it"
+                )
+            elif loop == AGENT_NAME and not (isinstance(task, Mapping) and task.get("world")):
+                yield Broken(
+                    f"data.{key}: {file} must hold a task with its `world` in the column task "
+                    f"(recipe/hgpo/README.md), got {task!r:.100} in row 0"
+                )
+
+
 def _estimator(algorithm: DictConfig) -> Iterator[Broken]:
     if algorithm.adv_estimator != "grpo":
         yield Broken(
             f"algorithm.adv_estimator: must be grpo, got {algorithm.adv_estimator!r}: verl compares whole sessions for "
             "grpo alone, and algorithm.hgpo adds to that",
-            ("algorithm.adv_estimator=grpo",),
+            (GIGPO,) if algorithm.adv_estimator == "gigpo" else ("algorithm.adv_estimator=grpo",),
         )
     if algorithm.use_kl_in_reward:
         yield Broken(
@@ -118,6 +155,11 @@ def _read_elsewhere(config: DictConfig) -> Iterator[Broken]:
             "function is asked",
             (f"{FUNCTION}.path=null",),
         )
+    yield from verl_rules.no_reward_model(config, "a session earns what its environment gives, and no model is asked")
+    if (loop := OmegaConf.select(config, AGENT)) in VERLS:
+        yield Broken(f"{AGENT}: {loop} is verl's, whose answers are no turns of a session", (f"{AGENT}={AGENT_NAME}",))
+    if path := OmegaConf.select(config, TOOLS):
+        yield Broken(f"{TOOLS}: {path} is read by no session: a row's `task` names its environment", (f"{TOOLS}=null",))
 
 
 def turns_end(config: DictConfig) -> Iterator[Broken]:

@@ -15,6 +15,8 @@
 
 MEAN_STD_NORM, MEAN_NORM = NORMS = ("mean_std_norm", "mean_norm")
 PAPER, RELEASE = WEIGHTS = ("paper", "release")
+AGENT_NAME = "session"
+"""The agent loop, in rows and settings."""
 VALID, BAD_FORMAT, INADMISSIBLE = "valid", "format", "inadmissible"
 """What an answer was: a command that the environment took; none in the form that is asked for, or cut off; or one that
 the environment does not allow here."""

@@ -33,6 +33,7 @@ from recipe.common.checks import (
     is_number,
     is_pattern,
     leaves,
+    missing,
     refuse,
     require,
     setting,
@@ -262,10 +263,7 @@ def faults_of(config: DictConfig) -> Iterator[Broken]:
     """What is wrong with each setting of `config.algorithm.r3`: gone, unknown, or out of range."""
     node = OmegaConf.select(config, KEY)
     if node is None:
-        yield Broken(
-            f"{KEY} is missing: add recipe/r3/config/r3.yaml; in a YAML file of yours `pkg://recipe.r3.config` and "
-            "`pkg://recipe.common.config` under hydra.searchpath, and `r3` under defaults, behind ppo_trainer"
-        )
+        yield missing(KEY, "r3")
         return
     settings = OmegaConf.to_container(node, resolve=True)
     told = {key: value for key, value in leaves(settings, KEY) if gone.told(key)}

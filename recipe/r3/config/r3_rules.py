@@ -175,12 +175,9 @@ def _verdicts_alone(config: DictConfig) -> Iterator[Broken]:
         yield Broken(
             "distillation.enabled: a replayed answer has no log-probs of a teacher", ("distillation.enabled=False",)
         )
-    if OmegaConf.select(config, "reward.reward_model.enable"):
-        yield Broken(
-            "reward.reward_model.enable: R^3 needs to know which answers are correct, and a reward model only gives "
-            "scores",
-            ("reward.reward_model.enable=False",),
-        )
+    yield from verl_rules.no_reward_model(
+        config, "R^3 needs to know which answers are correct, and a reward model only gives scores"
+    )
 
 
 def _attempts_within_reach(reflection: ReflectionConfig, n: int) -> Iterator[Broken]:

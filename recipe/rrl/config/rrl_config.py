@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.checks import Broken, build, faults, is_count, is_number, refuse, require
+from recipe.common.checks import Broken, build, faults, is_count, is_number, missing, refuse, require
 from verl.base_config import BaseConfig
 
 KEY = "algorithm.rrl"
@@ -193,7 +193,7 @@ def faults_of(config: DictConfig) -> Iterator[Broken]:
     """What is wrong with each setting by itself: unknown, or out of range."""
     node = OmegaConf.select(config, KEY)
     if node is None:
-        yield Broken(f"{KEY} is missing: add recipe/rrl/config/rrl.yaml")
+        yield missing(KEY, "rrl")
         return
     for message in faults(RRLConfig, OmegaConf.to_container(node, resolve=True), KEY):
         yield Broken(message, out=(message.partition(" ")[0],))

@@ -16,13 +16,14 @@
 import math
 from collections.abc import Iterator
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.checks import Broken, refuse
+from recipe.common.checks import Broken, is_number, refuse
 from recipe.common.config import engines, lengths, start_rules, verl_rules
 from recipe.common.config.reward_rules import migrated, no_legacy
-from recipe.common.config.verl_rules import ROLLOUT
+from recipe.common.config.verl_rules import ROLLOUT, SEVERAL_TURNS
 from recipe.common.modes import SEPARATE_ASYNC
+from recipe.common.row_files import files_of, most_rows, rows_of
 from recipe.rrl.config.rrl_config import (
     AT_RANDOM,
     BY_VALUE,
@@ -39,7 +40,11 @@ FILTER_DOES = (
     "states are to be found, with them"
 )
 ONE_TURN = "a restart goes on from tokens, and what a tool or an environment did cannot be put back"
+AGENT = ("agent_name",)
+SCORES = "which answers are right decides what is kept, and a reward model only gives scores"
+OFF = f"{KEY}.restarts.share=0"
 INFER = "critic.ppo_infer_max_token_len_per_gpu"
+BY_ROWS = [f"{of}_micro_batch_size{end}" for of in ("ppo", "forward") for end in ("", "_per_gpu")]
 
 
 def validate_rrl_config(config: DictConfig) -> RRLConfig:
@@ -54,13 +59,19 @@ def validate_rrl_config(config: DictConfig) -> RRLConfig:
 
 def all_rules(config: DictConfig) -> Iterator[Broken]:
     """Kinds of values, `broken_rules`, and what is found by asking verl. Once, before Ray starts."""
-    yield from start_rules.of_recipe(config, broken_rules)
+    told = list(start_rules.of_recipe(config, broken_rules))
+    yield from told
+    if not told:
+        yield from rows_serve(config, load_rrl_config(config))
 
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
     """Each rule that the settings break."""
     if not engines.is_fsdp(config):  # the critic has that engine's settings, too
         yield from engines.fsdp_workers(config, "RRL-style replay")
+        return
+    if OmegaConf.select(config, KEY) is None:  # nor is all else that rrl.yaml sets
+        yield from faults_of(config)
         return
     yield from no_legacy(config)
     config = migrated(config)
@@ -107,7 +118,13 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
         return
     yield from _packed_by_tokens(config)
     yield from _read_elsewhere(critic)
-    yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp")
+    yield from _whole_model(critic.model)
+    if not (is_number(lam := config.algorithm.lam) and 0 <= lam <= 1):
+        yield Broken(f"algorithm.lam must be in [0, 1], got {lam!r}", ("algorithm.lam=1",))
+    # What follows the actor's is set at the actor's.
+    own = critic.model.override_config != config.actor_rollout_ref.model.override_config
+    at = "critic.model" if own else verl_rules.MODEL
+    yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp", at)
     shared, longest = lengths.ulysses(critic, "fsdp"), lengths.longest_row(config)
     limit = critic.ppo_infer_max_token_len_per_gpu
     if limit * shared < longest:
@@ -121,11 +138,22 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
     is_separate = config.trainer.v1.trainer_mode.endswith(SEPARATE_ASYNC)
     whole = f"{verl_rules.ACTOR}.ppo_mini_batch_size" if is_separate else "data.train_batch_size"
     prompts = actor.ppo_mini_batch_size if is_separate else config.data.train_batch_size
-    if critic.ppo_mini_batch_size <= 0 or prompts % critic.ppo_mini_batch_size:
+    mini_batch = critic.ppo_mini_batch_size
+    if mini_batch <= 0 or prompts % mini_batch:
         yield Broken(
-            f"critic.ppo_mini_batch_size: {critic.ppo_mini_batch_size} must divide {whole}={prompts}",
-            (f"critic.ppo_mini_batch_size={actor.ppo_mini_batch_size}",),
+            f"critic.ppo_mini_batch_size: {mini_batch} must divide {whole}={prompts}",
+            (f"critic.ppo_mini_batch_size={verl_rules.fitting(mini_batch, prompts)}",),
         )
+
+
+def _whole_model(model: DictConfig) -> Iterator[Broken]:
+    """verl gives a value model to peft as one that writes."""
+    for name, none in (("lora_rank", 0), ("lora_adapter_path", "null")):
+        if value := model.get(name):
+            yield Broken(
+                f"critic.model.{name}: {value}, and verl's LoRA does not take a value model; the actor's is its own",
+                (f"critic.model.{name}={none}",),
+            )
 
 
 def _packed_by_tokens(config: DictConfig) -> Iterator[Broken]:
@@ -138,13 +166,20 @@ def _packed_by_tokens(config: DictConfig) -> Iterator[Broken]:
             (f"{INFER}={critic.ppo_max_token_len_per_gpu}",),
             ("critic.ppo_max_token_len_per_gpu",),
         )
-    by_rows = [key for key in ("ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu") if critic.get(key) is not None]
+    forward = "forward_max_token_len_per_gpu"
+    if critic.get(forward) not in (None, critic.ppo_max_token_len_per_gpu):
+        yield Broken(
+            f"critic.{forward}: {critic[forward]} does nothing in verl's v1 trainer, which takes {INFER}",
+            (f"{INFER}={critic[forward]}",),
+            (f"critic.{forward}",),
+        )
+    by_rows = [key for key in BY_ROWS if critic.get(key) is not None]
     if by_rows or not critic.use_dynamic_bsz:
         key = by_rows[0] if by_rows else "use_dynamic_bsz"
         yield Broken(
             f"critic.{key}: {critic[key]} does nothing in verl's v1 trainer, which packs the critic's rows by tokens, "
             f"up to {INFER}",
-            ("critic.use_dynamic_bsz=True critic.ppo_micro_batch_size=null critic.ppo_micro_batch_size_per_gpu=null",),
+            (" ".join(["critic.use_dynamic_bsz=True", *(f"critic.{key}=null" for key in by_rows)]),),
         )
 
 
@@ -173,7 +208,8 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
             "be skipped",
             ("data.gen_batch_size=1",),
         )
-    yield from verl_rules.one_turn(config.actor_rollout_ref.rollout, ONE_TURN)
+    yield from verl_rules.one_turn(config.actor_rollout_ref.rollout, ONE_TURN, OFF)
+    yield from verl_rules.no_reward_model(config, SCORES, OFF)
     states, restarts = rrl.states, rrl.restarts
     if states.earliest >= states.latest:
         yield Broken(
@@ -194,6 +230,25 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
         yield from _without_values(rrl)
 
 
+def rows_serve(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
+    """What the trainer would find when verl has read the rows; a file that cannot be read is others' to tell."""
+    data = config.data
+    try:
+        steps = most_rows(data) // data.train_batch_size * config.trainer.total_epochs
+        names = (row.get("agent_name") for file in files_of(data, "train_files") for row in rows_of(file, AGENT))
+        turns = rrl.is_on and SEVERAL_TURNS in names
+    except (OSError, ValueError):
+        return
+    if steps and not config.trainer.val_only:
+        yield from too_late(rrl, steps)
+    if turns:
+        yield Broken(told_several_turns(), (OFF,))
+
+
+def told_several_turns() -> str:
+    return f"data.train_files: rows have {SEVERAL_TURNS} as their agent_name: {ONE_TURN}"
+
+
 def too_late(rrl: RRLConfig, total: int) -> Iterator[Broken]:
     """total: steps of the run, by its settings or by its epochs, which only the trainer counts."""
     after = rrl.restarts.after
@@ -201,7 +256,7 @@ def too_late(rrl: RRLConfig, total: int) -> Iterator[Broken]:
         yield Broken(
             f"{KEY}.restarts.after: {after} leaves no step to restart in, of the {total} that the run has "
             "(trainer.total_training_steps, trainer.total_epochs)",
-            (f"{KEY}.restarts.after={total // 5} {KEY}.collect_after={total // 10}", f"{KEY}.restarts.share=0"),
+            (f"{KEY}.restarts.after={total // 5} {KEY}.collect_after={total // 10}", OFF),
         )
 
 
