@@ -142,7 +142,7 @@ def compared_restarts(steps: list[dict]) -> dict[str, float] | None:
     rows = [row for row in steps if row.get("restart/compared")]
     if not rows:
         return None
-    number = sum(row["restart/compared"] for row in rows)
+    number = round(sum(row["restart/compared"] for row in rows))
     names = {"success": "restart/success", "fresh_success": "restart/fresh_success"}
     shares = {name: sum(row[key] * row["restart/compared"] for row in rows) / number for name, key in names.items()}
     return {"compared": number} | {name: round(share, 4) for name, share in shares.items()}

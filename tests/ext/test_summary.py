@@ -160,8 +160,8 @@ def test_the_last_validation_is_told_by_list_with_its_interval_over_tasks():
 def test_restarts_are_told_against_fresh_attempts_and_an_alarm_says_what_to_switch_off():
     one = row(1, 0.5) | {"restart/success": 0.1, "restart/fresh_success": 0.25, "alarm/restarts": 1}
     assert "restarts 0.10 (fresh 0.25)" in step_line(one, 200)
-    ends = row(2, 0.5, **{"restart/compared": 12, "restart/success": 0.5, "restart/fresh_success": 0.25})
-    summary = summarise([one | {"restart/compared": 4, "restart/rows": 4}, ends], 2, 4, 60.0)
+    ends = row(2, 0.5, **{"restart/compared": 12.0, "restart/success": 0.5, "restart/fresh_success": 0.25})
+    summary = summarise([one | {"restart/compared": 4.0, "restart/rows": 4}, ends], 2, 4, 60.0)
     assert summary["restarts"] == {"compared": 16, "success": 0.4, "fresh_success": 0.25}
     assert summary["trained_rows"] == 2 * (8 + 1 + 4) + 4
     assert "16 compared: 0.400 right" in printed(closing_table(summary | over_starts([], [])))
