@@ -23,7 +23,7 @@ from rich.console import Console
 from r3_ext.data import check as rows
 from r3_ext.doctor.settings import check_values
 from r3_ext.doctor.sizes import sized
-from r3_ext.host import private_network
+from r3_ext.host import private_network, supervise
 from r3_ext.recipes import DEFAULT_METHOD, methods
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.console import paragraph, sayer
@@ -116,7 +116,7 @@ def main(argv: list[str], resume: bool = False) -> int:
     with interpreter(start.profile, start.overrides, say) as python:
         try:
             overrides, config, changed = prepare(start, places, config, say)
-        except ValueError as error:
+        except (ValueError, supervise.MachineBusy) as error:
             say(f"error: {error}")
             return 2
 
@@ -187,7 +187,10 @@ def prepare(start: Start, places: list[str], config: DictConfig, say) -> tuple[l
 
     Raises:
         ValueError: a source that cannot be taken, or a change that needs --change.
+        MachineBusy: another run trains here, which is told now and not after minutes.
     """
+    with supervise.only_local_run():
+        pass
     given = data_of(start, config, say)
     overrides, config = sized(start.compose, places + given)
     return overrides, config, start.check(config, True, say)
