@@ -160,7 +160,6 @@ def begin(args: argparse.Namespace, resume: bool, say) -> tuple[Start, list[str]
     changed = start.check(config, False, say)
     if wrong := check_values(config):
         raise ValueError("; ".join(finding.found for finding in wrong))
-    check_loadable(config)
     data_of(start, config, lambda text: None, build=False)
     if start.options["private"] is not None:
         os.environ[private_network.VARIABLE] = str(int(start.options["private"]))
@@ -203,6 +202,7 @@ def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
         ValueError: there is no checkpoint to go on from.
     """
     step = resume_step(config.trainer)
+    check_loadable(config)
     if told := told_foreign(config.trainer):
         say(told)
     start.check_goes_on(step, say)

@@ -29,14 +29,16 @@ def files_of(data: DictConfig, key: str) -> list[Path]:
 
 
 def most_rows(data: DictConfig) -> int:
-    """Rows that a run may train on, as far as parquet files tell; 0 where they tell nothing. verl leaves out some.
+    """Rows that a run may train on, of which verl may leave out some; 0 where not all files are parquet.
 
     Raises:
         OSError, ValueError: a file cannot be read; pyarrow's errors are of these two kinds.
     """
     import pyarrow.parquet
 
-    files = [file for file in files_of(data, "train_files") if file.suffix == ".parquet"]
+    files = files_of(data, "train_files")
+    if any(file.suffix != ".parquet" for file in files):
+        return 0
     rows = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)
     return min(rows, data.train_max_samples) if data.train_max_samples > 0 else rows
 

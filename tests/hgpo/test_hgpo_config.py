@@ -179,6 +179,7 @@ def test_the_first_row_of_each_file_is_a_task_for_sessions(shipped, tmp_path, ro
     config = OmegaConf.merge(shipped, {"data": {"train_files": "/not/there.parquet", "val_files": [str(file)]}})
     found = [broken.told for broken in rows_are_tasks(config)]
     assert not found if told is None else told in found[0] and "data.val_files" in found[0]
+    assert not list(rows_are_tasks(OmegaConf.merge(config, {"data": {"custom_cls": {"path": "mine.py"}}})))
 
 
 def test_all_faults_are_told_at_once(with_settings):

@@ -42,6 +42,7 @@ MINE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info): return 0.0
 async def later(data_source, solution_str, ground_truth, extra_info): ...
 """
+JUDGED = "judge of a method that takes one"
 PACKED = "actor_rollout_ref.model.use_remove_padding=True"
 
 
@@ -120,7 +121,7 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "exported": (),
         "teacher": ("distillation.enabled=True",),
         "judge": ("reward.reward_model.enable=True",),
-        "judge of any method": ("reward.reward_model.enable=True", "reward.reward_model.model_path=judge"),
+        JUDGED: ("reward.reward_model.enable=True", "reward.reward_model.model_path=judge"),
         "key of a model": ("+actor_rollout_ref.model.lora_rnak=8",),
         "attempts": (f"{ROLLOUT}.n=2",),
         "turns": (f"{ROLLOUT}.multi_turn.enable=True",),
@@ -250,7 +251,8 @@ ASKED = {
 
 
 def rules(name: str, overrides: Iterable[str]) -> list[Broken]:
-    return list((all_rules if name in ASKED else broken_rules)(composed(tuple(overrides))))
+    ask = start_rules.of_any_method if name == JUDGED else all_rules if name in ASKED else broken_rules
+    return list(ask(composed(tuple(overrides))))
 
 
 @pytest.fixture(scope="module")

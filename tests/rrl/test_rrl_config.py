@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.common.checks import Broken
-from recipe.common.config import engines
+from recipe.common.config import engines, start_rules
 from recipe.common.config.start_rules import followed
 from recipe.rrl.config import rrl_config, settings_table
 from recipe.rrl.config.rrl_config import RestartsConfig, RRLConfig, StatesConfig, describe
@@ -86,6 +86,7 @@ def test_another_engine_is_told_with_what_was_set_of_it_and_nothing_of_the_recip
 
 
 MODEL = "actor_rollout_ref.model.override_config"
+FLASH = "override_config.attn_implementation=flash_attention_2"
 SDPA = {MODEL: {"attn_implementation": "sdpa"}}
 SEPARATE = {
     "trainer.v1.trainer_mode": "rrl_separate_async",
@@ -151,10 +152,17 @@ CASES = [
         "actor_rollout_ref.rollout.multi_turn.enable: a restart",
     ),
     ({"reward.reward_model.enable": True}, "reward.reward_model.enable: which answers are right decides"),
+    ({"critic.ppo_mini_batch_size": None}, "critic.ppo_mini_batch_size must be a whole number of at least 1, got None"),
+    ({"critic.ppo_epochs": 0}, "critic.ppo_epochs must be a whole number of at least 1, got 0"),
+    ({"critic.optim.lr": None}, "critic.optim.lr must be a number > 0, got None"),
     ({"critic.model.lora_rank": 8}, "critic.model.lora_rank: 8, and verl's LoRA does not take a value model"),
     ({"algorithm.lam": None}, "algorithm.lam must be in [0, 1], got None"),
     ({"critic.forward_max_token_len_per_gpu": 8192}, "critic.forward_max_token_len_per_gpu: 8192 does nothing"),
     ({"critic.forward_micro_batch_size_per_gpu": 4}, "critic.forward_micro_batch_size_per_gpu: 4 does nothing"),
+    (
+        {f"{OWN}.restarts.share": 0, "reward.reward_model.enable": True},
+        "reward.reward_model.rollout.name must name what runs",
+    ),
     ({"trainer.v1.trainer_mode": "sync"}, "trainer.v1.trainer_mode: must be rrl"),
 ]
 
@@ -189,12 +197,27 @@ def test_the_ways_of_one_mini_batch_for_both_models_go_together(with_settings):
 
 def test_the_critics_attention_is_set_where_it_is_its_own(with_settings):
     two = {"critic.fsdp.ulysses_sequence_parallel_size": 2, "critic.model.override_config": SDPA[MODEL]}
-    [own] = broken_rules(with_settings(two))
-    [actors] = [one for one in broken_rules(with_settings(two | SDPA)) if "critic" in one.told]
-    assert [one.ways[0].partition("=")[0] for one in (own, actors)] == [
-        "++critic.model.override_config.attn_implementation",
-        f"++{MODEL}.attn_implementation",
-    ]
+    more = {"critic.model.override_config": {"attn_implementation": None, "rope_theta": 5}}
+    assert not list(broken_rules(with_settings(two | more))), "verl's default is flash attention"
+    more["critic.model.override_config"]["attn_implementation"] = "eager"
+    for given, also in ((two, ""), (two | SDPA, ""), (two | more, " ++critic.model.override_config.rope_theta=5")):
+        config = with_settings(given)
+        broken = [one for one in broken_rules(config) if "critic" in one.told]
+        assert set(broken[0].ways[0].split()) == {f"++critic.model.{FLASH}", *also.split()}
+        assert not [one for one in broken_rules(followed(config, broken)) if "critic" in one.told]
+
+
+def test_keys_of_a_model_that_verl_does_not_have_are_told_with_their_new_place(with_settings):
+    old = {"param_offload": True, "wrap_policy": {"min_num_params": 1}}
+    config = with_settings({"critic.model.fsdp_config": old, f"{MODEL.rpartition('.')[0]}.lora_rnak": 8})
+    actors, critics = start_rules.models_read(config)
+    assert (actors.out, actors.ways) == (("actor_rollout_ref.model.lora_rnak",), ())
+    assert critics.out == ("critic.model.fsdp_config",) and "critic.fsdp.param_offload=True" in critics.ways[0]
+    assert all(way.partition("=")[0] in engines.verl_defaults() for way in critics.ways[0].split())
+    without_critic = with_settings({"critic.model.fsdp_config": old, "critic.enable": False})
+    assert not list(start_rules.models_read(without_critic))
+    theirs = {"actor_rollout_ref.model": {"_target_": "mine.Model", "extra": 1, "path": "x"}}
+    assert not list(start_rules.models_read(with_settings(theirs)))
 
 
 def test_settings_that_are_not_there_are_told_alone_with_the_lines_that_bring_them(shipped):

@@ -27,8 +27,8 @@ def test_a_row_of_several_turns_is_refused_wherever_it_stands():
         check_data(Dataset.from_dict(rows), StatesConfig(path="x"))
 
 
-def told_at_start(files, share=0.25, samples=-1, after=4):
-    data = {"train_files": [str(file) for file in files], "train_batch_size": 2, "train_max_samples": samples}
+def told_at_start(files, share=0.25, samples=-1, after=4, **data):
+    data |= {"train_files": [str(file) for file in files], "train_batch_size": 2, "train_max_samples": samples}
     config = OmegaConf.create({"data": data, "trainer": {"total_epochs": 2, "val_only": False}})
     rrl = RRLConfig(collect_after=1, restarts=RestartsConfig(share=share, after=after))
     return [broken.told for broken in rows_serve(config, rrl)]
@@ -42,6 +42,9 @@ def test_before_a_start_the_rows_tell_whether_there_is_a_step_to_restart_in(tmp_
     assert "of the 4 that" in told_at_start([file], samples=5)[0], "five rows are two steps"
     assert told_at_start([file, file], after=6) == told_at_start([file], after=6, share=0) == []
     assert told_at_start([tmp_path / "b.parquet"]) == [], "a file that is not there yet"
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a"}\n' * 100)
+    assert told_at_start([file, tmp_path / "b.jsonl"], after=6) == [], "its lines were not counted"
+    assert told_at_start([file], after=6, custom_cls={"path": "mine.py", "name": "Mine"}) == []
 
 
 def test_before_a_start_rows_of_several_turns_are_told(tmp_path):

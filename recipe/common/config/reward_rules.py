@@ -89,7 +89,7 @@ def model_is_served(config: DictConfig) -> Iterator[Broken]:
     if model and model.enable and OmegaConf.is_missing(model.rollout, "name"):
         key, rollout = "reward.reward_model.rollout.name", config.actor_rollout_ref.rollout
         name = "vllm" if OmegaConf.is_missing(rollout, "name") else rollout.name
-        yield Broken(f"{key} must name what runs {model.model_path}", (f"{key}={name}",))
+        yield Broken(f"{key} must name what runs the reward model", (f"{key}={name}",))
 
 
 def _plain(reward: DictConfig) -> dict[str, object]:

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from dataclasses import fields
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -30,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.common.checks import Broken, leaves, remedy, setting
 from recipe.common.config import engines, lengths, value_rules, verl_rules
-from recipe.common.config.reward_rules import can_be_asked, migrated, no_legacy
+from recipe.common.config.reward_rules import can_be_asked, migrated, model_is_served, no_legacy
 from recipe.common.config.row_rules import rows_of_text
 from recipe.common.config.verl_rules import ACTOR, CORRECTION, MODULES, ROLLOUT
 
@@ -64,9 +65,10 @@ def of_recipe(config: DictConfig, rules: Callable[[DictConfig], Iterator[Broken]
 
 
 def _of_any_method(config: DictConfig) -> Iterator[Broken]:
-    told = [*no_legacy(config), *verl_rules.of_any_method(migrated(config))]
+    told, new = [*no_legacy(config)], migrated(config)
+    told += [*verl_rules.of_any_method(new), *model_is_served(new)]
     yield from told
-    yield from at_start(followed(migrated(config), told))
+    yield from at_start(followed(new, told))
 
 
 def at_start(config: DictConfig) -> Iterator[Broken]:
@@ -80,7 +82,7 @@ def at_start(config: DictConfig) -> Iterator[Broken]:
     yield from _told(_rollout, config, (" ".join(wanting),) if wanting else ())
     off = f"{CORRECTION}.rollout_is=null {CORRECTION}.rollout_rs=null"
     yield from _told(_correction, config, (off,))
-    yield from _models_read(config)
+    yield from models_read(config)
     told = list(lengths.micro_batches(config))
     yield from told
     yield from _told(_validate, followed(config, told), ())
@@ -142,18 +144,20 @@ def _correction(config: DictConfig) -> None:
         raise ValueError(f"{CORRECTION}: {error}") from error
 
 
-def _models_read(config: DictConfig) -> Iterator[Broken]:
+def models_read(config: DictConfig) -> Iterator[Broken]:
     """Added keys of a model, which verl's workers would trip over."""
     from verl.trainer.ppo.utils import need_critic
     from verl.workers.config import HFModelConfig
 
     known = {"_target_", *(field.name for field in fields(HFModelConfig))}
     for key in (verl_rules.MODEL, *(["critic.model"] if need_critic(config) else [])):
-        model = OmegaConf.select(config, key)
+        model: Any = OmegaConf.to_container(OmegaConf.select(config, key), resolve=True)
+        if not str(model.get("_target_")).endswith(f".{HFModelConfig.__name__}"):
+            continue
         for name in (name for name in model if name not in known):
             # Where the critic's engine had its settings before verl 0.8.
             moved = leaves(model[name], "critic.fsdp") if f"{key}.{name}" == "critic.model.fsdp_config" else ()
-            ways = [setting(place, value) for place, value in moved]
+            ways = [setting(place, value) for place, value in moved if place in engines.verl_defaults()]
             told = f"{key}.{name} is no setting of verl 0.9.1"
             yield Broken(told, (" ".join(ways),) if ways else (), (f"{key}.{name}",))
 

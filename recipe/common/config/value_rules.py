@@ -30,7 +30,6 @@ COUNTS = (
     *("trainer.total_epochs", "trainer.n_gpus_per_node", "trainer.nnodes", "reward.num_workers"),
     *(f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_epochs", f"{ACTOR}.ppo_max_token_len_per_gpu"),
     *(f"{ROLLOUT}.n", f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.agent.num_workers"),
-    *("critic.ppo_mini_batch_size", "critic.ppo_epochs", "critic.ppo_infer_max_token_len_per_gpu"),
     *(f"{ROLLOUT}.max_num_seqs", f"{ROLLOUT}.max_num_batched_tokens", f"{ROLLOUT}.val_kwargs.n"),
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
     "transfer_queue.backend.SimpleStorage.total_storage_size",
@@ -40,7 +39,7 @@ COUNTS_OR_NULL = (
     f"{ROLLOUT}.max_model_len",
 )
 INTEGERS = ("trainer.save_freq", "trainer.test_freq", "data.train_max_samples", "data.val_max_samples")
-POSITIVE = (f"{ACTOR}.optim.lr", "critic.optim.lr", f"{ROLLOUT}.temperature", f"{ACTOR}.clip_ratio")
+POSITIVE = (f"{ACTOR}.optim.lr", f"{ROLLOUT}.temperature", f"{ACTOR}.clip_ratio")
 SHARES = (f"{ROLLOUT}.top_p", f"{ROLLOUT}.gpu_memory_utilization")
 FILES = ("data.train_files", "data.val_files")
 MODEL = "actor_rollout_ref.model.path"

@@ -23,10 +23,10 @@ from collections.abc import Collection, Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.checks import Broken, is_count, setting
+from recipe.common.checks import Broken, is_count, leaves, setting
 from recipe.common.config import engines, lengths, mode_rules
 from recipe.common.config.lengths import ACTOR, ROLLOUT
-from recipe.common.config.reward_rules import model_is_served, reward_manager
+from recipe.common.config.reward_rules import reward_manager
 from recipe.common.modes import MODES, SYNC, trainer_name
 
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
@@ -37,8 +37,9 @@ MODEL = "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 FETCHED = "data.gen_batch_size"
 CALCULATE = f"{ROLLOUT}.calculate_log_probs"
-ONE_TURN, SEVERAL_TURNS = "single_turn_agent", "tool_agent"
+SINGLE_TURN, SEVERAL_TURNS = "single_turn_agent", "tool_agent"
 """The agent loops of verl's, by the turns of an answer."""
+AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 
 
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
@@ -50,7 +51,6 @@ def of_any_method(config: DictConfig) -> Iterator[Broken]:
     yield from lengths.rows_fit(config)
     yield from mode_rules.modes(config)
     yield from reward_manager(config)
-    yield from model_is_served(config)
     yield from entropies_there(config.algorithm)
 
 
@@ -221,14 +221,14 @@ def one_turn(rollout: DictConfig, why: str, *others: str) -> Iterator[Broken]:
         why: what the method does with answers, so that they must be of one turn.
         others: ways out besides answers of one turn.
     """
-    loop, key = rollout.agent.default_agent_loop, f"{ROLLOUT}.agent.default_agent_loop"
+    loop = rollout.agent.default_agent_loop
     if OmegaConf.select(rollout, "multi_turn.enable"):
         turns = f"{ROLLOUT}.multi_turn.enable"
         # The flag alone does nothing in verl's v1 trainer: the agent loop has the turns.
-        way = f"{turns}=False" + (f" {key}={ONE_TURN}" if loop != ONE_TURN else "")
+        way = f"{turns}=False" + (f" {AGENT_LOOP}={SINGLE_TURN}" if loop != SINGLE_TURN else "")
         yield Broken(f"{turns}: {why}", (way, *others))
     elif loop == SEVERAL_TURNS:
-        yield Broken(f"{key}: {why}, got {SEVERAL_TURNS}", (f"{key}={ONE_TURN}", *others))
+        yield Broken(f"{AGENT_LOOP}: {why}, got {SEVERAL_TURNS}", (f"{AGENT_LOOP}={SINGLE_TURN}", *others))
 
 
 def no_reward_model(config: DictConfig, why: str, *others: str) -> Iterator[Broken]:
@@ -270,16 +270,19 @@ def sequence_parallel(
     Args:
         part, model: settings of the actor or of the critic, and of its model; `of` and `at` are their keys.
     """
-    parallel = lengths.ulysses(part, engine)
+    parallel, override = lengths.ulysses(part, engine), dict(model.get("override_config") or {})
     # verl's own default, of models that name no other.
-    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    attention = override.get("attn_implementation") or "flash_attention_2"
     if parallel != 1 and not attention.startswith("flash_attention"):
         outer, inner = (f"{name}.ulysses_sequence_parallel_size" for name in (of, f"{of}.{engine}"))
         key = outer if of == ACTOR else inner
+        # The critic's follows the actor's as a whole: one key set there is all that there is.
+        new = {**({} if of == ACTOR else override), "attn_implementation": "flash_attention_2"}
+        way = " ".join(setting(f"++{key}", value) for key, value in leaves(new, f"{at}.override_config"))
         yield Broken(
             f"{key}: {parallel} with attn_implementation={attention}: verl gathers the parts of a row for flash "
             "attention alone; here each rank would attend to its own part, and all that it computes would be wrong",
-            (f"++{at}.override_config.attn_implementation=flash_attention_2", f"{outer}=1 {inner}=1"),
+            (way, f"{outer}=1 {inner}=1"),
         )
 
 

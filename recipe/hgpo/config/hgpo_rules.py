@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.common.checks import Broken, is_count, missing, refuse
 from recipe.common.config import engines, start_rules, verl_rules
 from recipe.common.config.reward_rules import FUNCTION, migrated, no_legacy
-from recipe.common.config.verl_rules import ROLLOUT
+from recipe.common.config.verl_rules import AGENT_LOOP, ROLLOUT
 from recipe.common.row_files import files_of, first_row
 from recipe.hgpo.config.hgpo_config import KEY, PENALISE, HGPOConfig, faults_of, load_hgpo_config
 from recipe.hgpo.config.names import AGENT_NAME
@@ -32,8 +32,7 @@ FILTER_DOES = (
 )
 GIGPO = f"algorithm.adv_estimator=grpo {KEY}.depth=0 {KEY}.std=sample {KEY}.episode_weight=1"
 """What `+method=gigpo` sets (config/method)."""
-AGENT = f"{ROLLOUT}.agent.default_agent_loop"
-VERLS = verl_rules.ONE_TURN, verl_rules.SEVERAL_TURNS
+VERLS = verl_rules.SINGLE_TURN, verl_rules.SEVERAL_TURNS
 """Agent loops."""
 TOOLS = f"{ROLLOUT}.multi_turn.tool_config_path"
 MAX_TURNS = f"{ROLLOUT}.multi_turn.max_assistant_turns"
@@ -81,6 +80,8 @@ def broken_rules(config: DictConfig) -> Iterator[Broken]:
 
 def rows_are_tasks(config: DictConfig) -> Iterator[Broken]:
     """The first row of each file; one that cannot be read is others' to tell."""
+    if OmegaConf.select(config, "data.custom_cls.path"):  # whose rows may be others
+        return
     for key in ("train_files", "val_files"):
         for file in files_of(config.data, key):
             try:
@@ -89,7 +90,7 @@ def rows_are_tasks(config: DictConfig) -> Iterator[Broken]:
                 continue
             if row is None:
                 continue
-            loop, task = row.get("agent_name") or OmegaConf.select(config, AGENT), row.get("task")
+            loop, task = row.get("agent_name") or OmegaConf.select(config, AGENT_LOOP), row.get("task")
             if loop in VERLS:
                 yield Broken(
                     f"data.{key}: {file} names {loop} in agent_name, whose answers are no turns of a session: leave "
@@ -156,8 +157,10 @@ def _read_elsewhere(config: DictConfig) -> Iterator[Broken]:
             (f"{FUNCTION}.path=null",),
         )
     yield from verl_rules.no_reward_model(config, "a session earns what its environment gives, and no model is asked")
-    if (loop := OmegaConf.select(config, AGENT)) in VERLS:
-        yield Broken(f"{AGENT}: {loop} is verl's, whose answers are no turns of a session", (f"{AGENT}={AGENT_NAME}",))
+    if (loop := OmegaConf.select(config, AGENT_LOOP)) in VERLS:
+        yield Broken(
+            f"{AGENT_LOOP}: {loop} is verl's, whose answers are no turns of a session", (f"{AGENT_LOOP}={AGENT_NAME}",)
+        )
     if path := OmegaConf.select(config, TOOLS):
         yield Broken(f"{TOOLS}: {path} is read by no session: a row's `task` names its environment", (f"{TOOLS}=null",))
 

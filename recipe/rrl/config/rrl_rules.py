@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.common.checks import Broken, is_number, refuse
+from recipe.common.checks import Broken, is_count, is_number, refuse
 from recipe.common.config import engines, lengths, start_rules, verl_rules
-from recipe.common.config.reward_rules import migrated, no_legacy
+from recipe.common.config.reward_rules import migrated, model_is_served, no_legacy
 from recipe.common.config.verl_rules import ROLLOUT, SEVERAL_TURNS
 from recipe.common.modes import SEPARATE_ASYNC
 from recipe.common.row_files import files_of, most_rows, rows_of
@@ -40,7 +40,6 @@ FILTER_DOES = (
     "states are to be found, with them"
 )
 ONE_TURN = "a restart goes on from tokens, and what a tool or an environment did cannot be put back"
-AGENT = ("agent_name",)
 SCORES = "which answers are right decides what is kept, and a reward model only gives scores"
 OFF = f"{KEY}.restarts.share=0"
 INFER = "critic.ppo_infer_max_token_len_per_gpu"
@@ -116,15 +115,15 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
     if critic.strategy not in engines.FSDP:
         yield Broken(f"critic.strategy: must be fsdp or fsdp2, got {critic.strategy!r}", ("critic.strategy=fsdp2",))
         return
+    if no_numbers := list(_numbers(critic, actor)):
+        yield from no_numbers
+        return
     yield from _packed_by_tokens(config)
     yield from _read_elsewhere(critic)
     yield from _whole_model(critic.model)
     if not (is_number(lam := config.algorithm.lam) and 0 <= lam <= 1):
         yield Broken(f"algorithm.lam must be in [0, 1], got {lam!r}", ("algorithm.lam=1",))
-    # What follows the actor's is set at the actor's.
-    own = critic.model.override_config != config.actor_rollout_ref.model.override_config
-    at = "critic.model" if own else verl_rules.MODEL
-    yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp", at)
+    yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp", "critic.model")
     shared, longest = lengths.ulysses(critic, "fsdp"), lengths.longest_row(config)
     limit = critic.ppo_infer_max_token_len_per_gpu
     if limit * shared < longest:
@@ -139,11 +138,26 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
     whole = f"{verl_rules.ACTOR}.ppo_mini_batch_size" if is_separate else "data.train_batch_size"
     prompts = actor.ppo_mini_batch_size if is_separate else config.data.train_batch_size
     mini_batch = critic.ppo_mini_batch_size
-    if mini_batch <= 0 or prompts % mini_batch:
+    if prompts % mini_batch:
         yield Broken(
             f"critic.ppo_mini_batch_size: {mini_batch} must divide {whole}={prompts}",
             (f"critic.ppo_mini_batch_size={verl_rules.fitting(mini_batch, prompts)}",),
         )
+
+
+def _numbers(critic: DictConfig, actor: DictConfig) -> Iterator[Broken]:
+    """Of settings that follow the actor's."""
+    followed = {
+        "ppo_mini_batch_size": actor.ppo_mini_batch_size,
+        "ppo_epochs": actor.ppo_epochs,
+        "ppo_infer_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
+    }
+    for name, actors in followed.items():
+        if not is_count(critic[name], 1):
+            key = f"critic.{name}"
+            yield Broken(f"{key} must be a whole number of at least 1, got {critic[name]!r}", (f"{key}={actors}",))
+    if not (is_number(rate := critic.optim.lr) and rate > 0):
+        yield Broken(f"critic.optim.lr must be a number > 0, got {rate!r}", ("critic.optim.lr=1e-5",))
 
 
 def _whole_model(model: DictConfig) -> Iterator[Broken]:
@@ -170,8 +184,7 @@ def _packed_by_tokens(config: DictConfig) -> Iterator[Broken]:
     if critic.get(forward) not in (None, critic.ppo_max_token_len_per_gpu):
         yield Broken(
             f"critic.{forward}: {critic[forward]} does nothing in verl's v1 trainer, which takes {INFER}",
-            (f"{INFER}={critic[forward]}",),
-            (f"critic.{forward}",),
+            out=(f"critic.{forward}",),
         )
     by_rows = [key for key in BY_ROWS if critic.get(key) is not None]
     if by_rows or not critic.use_dynamic_bsz:
@@ -200,6 +213,7 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
     if config.algorithm.adv_estimator == GRPO and rrl.lam_value is not None:
         yield Broken(f"{KEY}.lam_value: {rrl.lam_value} without a critic has no effect", (f"{KEY}.lam_value=null",))
     if not rrl.is_on:
+        yield from model_is_served(config)
         return
     size = config.data.get("gen_batch_size")
     if size != 1:
@@ -232,10 +246,12 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
 
 def rows_serve(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
     """What the trainer would find when verl has read the rows; a file that cannot be read is others' to tell."""
-    data = config.data
+    data, column = config.data, "agent_name"
+    if OmegaConf.select(data, "custom_cls.path"):  # whose rows may be others
+        return
     try:
         steps = most_rows(data) // data.train_batch_size * config.trainer.total_epochs
-        names = (row.get("agent_name") for file in files_of(data, "train_files") for row in rows_of(file, AGENT))
+        names = (row.get(column) for file in files_of(data, "train_files") for row in rows_of(file, (column,)))
         turns = rrl.is_on and SEVERAL_TURNS in names
     except (OSError, ValueError):
         return
