@@ -1,6 +1,7 @@
 """HGPO's settings: what is shipped, what is refused, and that the files say what the dataclasses have."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -148,6 +149,18 @@ def test_a_mini_batch_of_turns_is_offered_as_the_setting_that_means_it(with_sett
     config.merge_with(OmegaConf.from_dotlist(broken.ways[1].split()))
     assert not list(broken_rules(config))
     assert config.algorithm.hgpo.rows_per_step == 256 and config.actor_rollout_ref.actor.ppo_mini_batch_size == 16
+
+
+def test_what_the_readme_puts_in_place_of_verl_agents_keys_is_taken():
+    text = (FOLDER.parent / "README.md").read_text()
+    lines = text.partition("| there | here |")[2].partition("\n\n")[0].splitlines()
+    here = [part for line in lines if line for part in re.findall("`([^`]+)`", line.split("|")[2])]
+    overrides = [one for part in here for one in part.split() if "=" in one and not one.startswith("+")]
+    assert len(overrides) == 13
+    for method in ("gigpo", "hgpo_release"):
+        with initialize_config_dir(str(FOLDER), version_base=None):
+            config = compose("hgpo_trainer", [*RUNS, f"+method={method}", *overrides])
+        assert not list(broken_rules(config))
 
 
 def test_settings_that_are_not_there_are_told_alone_with_the_lines_that_bring_them(shipped):
