@@ -115,6 +115,8 @@ def main(argv: list[str], resume: bool = False) -> int:
         say(paragraph(caution, console.width))
     with interpreter(start.profile, start.overrides, say) as python:
         try:
+            with supervise.only_local_run():
+                pass  # another run here is told now, and not after minutes
             overrides, config, changed = prepare(start, places, config, say)
         except (ValueError, supervise.MachineBusy) as error:
             say(f"error: {error}")
@@ -186,10 +188,7 @@ def prepare(start: Start, places: list[str], config: DictConfig, say) -> tuple[l
 
     Raises:
         ValueError: a source that cannot be taken, or a change that needs --change.
-        MachineBusy: another run trains here, which is told now and not after minutes.
     """
-    with supervise.only_local_run():
-        pass
     given = data_of(start, config, say)
     overrides, config = sized(start.compose, places + given)
     return overrides, config, start.check(config, True, say)
