@@ -5,7 +5,7 @@ Each follows from the runs by a rule. What is in backticks is for the command li
 
 from r3_ext.record.summary import NO_SCORE
 from r3_ext.report import session_words
-from r3_ext.report.findings import further_prompt, percent, setting, total
+from r3_ext.report.findings import further_prompt, percent, restarts_said, setting, total
 from r3_ext.report.next_step import try_next
 from r3_ext.report.readers import TOTAL, get, mean_pass_at_1
 from r3_ext.report.run_facts import (
@@ -104,7 +104,8 @@ def did(runs: list[Run]) -> str:
     if not others:
         return sentence(rescued_said(ours))
     if not ours:
-        return sentence(f"R^3 was not at work, and {lost_said(others)}")
+        restarts = [f"{one.text.rstrip('.')}; " for one in restarts_said(Arm("", others))]
+        return sentence(f"{''.join(restarts) or 'R^3 was not at work, and '}{lost_said(others)}")
     groups, lost = groups_of(others)
     return sentence(f"with R^3, {rescued_said(ours)}; without it, {lost:,} of {count(groups, 'group')} {be(lost)} dead")
 

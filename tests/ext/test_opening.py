@@ -97,6 +97,15 @@ def test_a_baseline_says_what_was_lost():
     assert try_next.startswith("Stay with this method on these problems: 6.25 % of the groups were dead")
 
 
+def test_restarts_are_what_a_method_did():
+    restarted = {"restart/compared": 8.0, "restart/success": 0.5, "restart/fresh_success": 0.25}
+    rows = [row | restarted for row in rows_of([0.25, 0.5], left=10)]
+    _, did, _ = said(run_of(rows, {"trainer.v1.trainer_mode": "rrl"}))
+    groups = "40 of 64 groups of answers to one problem were dead"
+    found = f"{8 * len(rows)} restarts succeeded in 50 %, fresh attempts at the same problems in 25 %"
+    assert did.startswith(f"{found}; {groups}")
+
+
 def test_a_run_is_called_by_its_method_and_the_control_of_r3_is_not_counted_as_r3():
     for method, trainer in (("ppo", "rrl"), ("gigpo", "hgpo"), ("r3_paper", "r3")):
         started = [start(options={"profile": "embedded", "method": method}), end()]
