@@ -104,8 +104,9 @@ def did(runs: list[Run]) -> str:
     if not others:
         return sentence(rescued_said(ours))
     if not ours:
-        restarts = [f"{one.text.rstrip('.')}; " for one in restarts_said(Arm("", others))]
-        return sentence(f"{''.join(restarts) or 'R^3 was not at work, and '}{lost_said(others)}")
+        restarts = [one.text.rstrip(".") for one in restarts_said(Arm("", others))]
+        own = f"{restarts[0]};" if restarts else "R^3 was not at work, and"
+        return sentence(f"{own} {lost_said(others)}")
     groups, lost = groups_of(others)
     return sentence(f"with R^3, {rescued_said(ours)}; without it, {lost:,} of {count(groups, 'group')} {be(lost)} dead")
 

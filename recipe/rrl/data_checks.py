@@ -15,7 +15,7 @@
 
 from recipe.common.config.verl_rules import SEVERAL_TURNS
 from recipe.rrl.config.rrl_config import KEY, StatesConfig
-from recipe.rrl.config.rrl_rules import OFF, told_several_turns
+from recipe.rrl.config.rrl_rules import OFF, ROWS_OF_TURNS
 
 
 def check_data(rows, states: StatesConfig) -> None:
@@ -31,4 +31,4 @@ def check_data(rows, states: StatesConfig) -> None:
             f"{reference!r}; set {KEY}.states.reference=null for none"
         )
     if "agent_name" in columns and SEVERAL_TURNS in rows.unique("agent_name"):
-        raise ValueError(f"{told_several_turns()}; leave these rows out, or set {OFF}")
+        raise ValueError(f"{ROWS_OF_TURNS}; leave these rows out, or set {OFF}")

@@ -62,8 +62,8 @@ def test_every_method_is_valid(shipped, name):
     config = shipped.copy()
     with open_dict(config):
         config.merge_with(OmegaConf.load(FOLDER / "method" / f"{name}.yaml"))
-    validate_hgpo_config(config)
-    load_session_config(config)
+    assert validate_hgpo_config(config).depth == (0 if name == "gigpo" else 2)
+    assert load_session_config(config).tag == ("action" if name == "hgpo_release" else None)
 
 
 OWN = "algorithm.hgpo"
@@ -212,4 +212,4 @@ def test_what_is_on_is_described():
 
 
 def test_settings_of_other_sections_are_not_read(with_settings):
-    load_hgpo_config(with_settings({f"{SESSION}.memory": -1}))
+    assert load_hgpo_config(with_settings({f"{SESSION}.memory": -1})).depth == 2

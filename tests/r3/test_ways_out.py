@@ -234,18 +234,8 @@ def without(overrides: Iterable[str], left: list[str]) -> list[str]:
 
 ASKED = {
     *("no threshold", "coroutine", "no name", "unknown name", "policy loss", "old rollout", "unregistered"),
-    *(
-        "old function of a fork",
-        "micro-batch",
-        "micro-batch of all GPUs",
-        "micro-batch of the reference",
-        "dynamic",
-        "megatron",
-        "kinds",
-        "kind and rule",
-        "nowhere",
-        "key of a model",
-    ),
+    *("old function of a fork", "micro-batch", "micro-batch of all GPUs", "micro-batch of the reference", "dynamic"),
+    *("megatron", "kinds", "kind and rule", "nowhere", "key of a model"),
 }
 """Cases of rules that ask verl or load something; the others are told by settings alone, which is quicker."""
 

@@ -37,6 +37,7 @@ from recipe.common.config.verl_rules import ACTOR, CORRECTION, MODULES, ROLLOUT
 
 BROKEN = ValueError, TypeError, AssertionError, NotImplementedError, HydraException, OmegaConfBaseException
 """What verl's checks raise."""
+Rules = Callable[[DictConfig], Iterator[Broken]]
 
 
 def of_any_method(config: DictConfig) -> Iterator[Broken]:
@@ -44,7 +45,7 @@ def of_any_method(config: DictConfig) -> Iterator[Broken]:
     yield from after_kinds(config, _of_any_method)
 
 
-def after_kinds(config: DictConfig, rules: Callable[[DictConfig], Iterator[Broken]]) -> Iterator[Broken]:
+def after_kinds(config: DictConfig, rules: Rules) -> Iterator[Broken]:
     """Kinds of values, and the rules that count on them, which read the config as it is once these are followed."""
     kinds = list(value_rules.kinds(config))
     yield from kinds
@@ -52,16 +53,19 @@ def after_kinds(config: DictConfig, rules: Callable[[DictConfig], Iterator[Broke
         yield from rules(followed(config, kinds))
 
 
-def of_recipe(config: DictConfig, rules: Callable[[DictConfig], Iterator[Broken]]) -> Iterator[Broken]:
+def of_recipe(config: DictConfig, rules: Rules, of_rows: Rules = lambda config: iter(())) -> Iterator[Broken]:
     """Kinds of values, the rules of a recipe on FSDP workers, and what is found by asking verl and loading what the
-    user names."""
+    user names; where all that is right, what the recipe asks of the rows."""
 
     def asked(config: DictConfig) -> Iterator[Broken]:
         told = list(rules(config))
         yield from told
         yield from at_start(followed(migrated(engines.as_fsdp(config)), told))
 
-    yield from after_kinds(config, asked)
+    told = list(after_kinds(config, asked))
+    yield from told
+    if not told:
+        yield from of_rows(config)
 
 
 def _of_any_method(config: DictConfig) -> Iterator[Broken]:

@@ -264,11 +264,11 @@ def bypass_loss(loss_mode: str, correction: DictConfig | dict) -> Iterator[Broke
 
 
 def sequence_parallel(
-    part: DictConfig, model: DictConfig, of: str = ACTOR, engine: str = "fsdp_config", at: str = MODEL
+    part: DictConfig, model: DictConfig, of: str = ACTOR, engine: str = "fsdp_config"
 ) -> Iterator[Broken]:
     """
     Args:
-        part, model: settings of the actor or of the critic, and of its model; `of` and `at` are their keys.
+        part, model: settings of the actor or of the critic, and of its model; `of` is the key of the former.
     """
     parallel, override = lengths.ulysses(part, engine), dict(model.get("override_config") or {})
     # verl's own default, of models that name no other.
@@ -277,8 +277,9 @@ def sequence_parallel(
         outer, inner = (f"{name}.ulysses_sequence_parallel_size" for name in (of, f"{of}.{engine}"))
         key = outer if of == ACTOR else inner
         # The critic's follows the actor's as a whole: one key set there is all that there is.
-        new = {**({} if of == ACTOR else override), "attn_implementation": "flash_attention_2"}
-        way = " ".join(setting(f"++{key}", value) for key, value in leaves(new, f"{at}.override_config"))
+        at, kept = (MODEL, {}) if of == ACTOR else (f"{of}.model", override)
+        new = leaves({**kept, "attn_implementation": "flash_attention_2"}, f"++{at}.override_config")
+        way = " ".join(setting(key, value) for key, value in new)
         yield Broken(
             f"{key}: {parallel} with attn_implementation={attention}: verl gathers the parts of a row for flash "
             "attention alone; here each rank would attend to its own part, and all that it computes would be wrong",

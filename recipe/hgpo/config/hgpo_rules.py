@@ -50,10 +50,7 @@ def validate_hgpo_config(config: DictConfig) -> HGPOConfig:
 
 def all_rules(config: DictConfig) -> Iterator[Broken]:
     """Kinds of values, `broken_rules`, and what is found by asking verl. Once, before Ray starts."""
-    told = list(start_rules.of_recipe(config, broken_rules))
-    yield from told
-    if not told:
-        yield from rows_are_tasks(config)
+    yield from start_rules.of_recipe(config, broken_rules, rows_are_tasks)
 
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:

@@ -40,6 +40,7 @@ FILTER_DOES = (
     "states are to be found, with them"
 )
 ONE_TURN = "a restart goes on from tokens, and what a tool or an environment did cannot be put back"
+ROWS_OF_TURNS = f"data.train_files: rows have {SEVERAL_TURNS} as their agent_name: {ONE_TURN}"
 SCORES = "which answers are right decides what is kept, and a reward model only gives scores"
 OFF = f"{KEY}.restarts.share=0"
 INFER = "critic.ppo_infer_max_token_len_per_gpu"
@@ -58,10 +59,7 @@ def validate_rrl_config(config: DictConfig) -> RRLConfig:
 
 def all_rules(config: DictConfig) -> Iterator[Broken]:
     """Kinds of values, `broken_rules`, and what is found by asking verl. Once, before Ray starts."""
-    told = list(start_rules.of_recipe(config, broken_rules))
-    yield from told
-    if not told:
-        yield from rows_serve(config, load_rrl_config(config))
+    yield from start_rules.of_recipe(config, broken_rules, lambda it: rows_serve(it, load_rrl_config(it)))
 
 
 def broken_rules(config: DictConfig) -> Iterator[Broken]:
@@ -123,7 +121,7 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
     yield from _whole_model(critic.model)
     if not (is_number(lam := config.algorithm.lam) and 0 <= lam <= 1):
         yield Broken(f"algorithm.lam must be in [0, 1], got {lam!r}", ("algorithm.lam=1",))
-    yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp", "critic.model")
+    yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp")
     shared, longest = lengths.ulysses(critic, "fsdp"), lengths.longest_row(config)
     limit = critic.ppo_infer_max_token_len_per_gpu
     if limit * shared < longest:
@@ -247,22 +245,18 @@ def _replay(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
 def rows_serve(config: DictConfig, rrl: RRLConfig) -> Iterator[Broken]:
     """What the trainer would find when verl has read the rows; a file that cannot be read is others' to tell."""
     data, column = config.data, "agent_name"
-    if OmegaConf.select(data, "custom_cls.path"):  # whose rows may be others
+    if not rrl.is_on or OmegaConf.select(data, "custom_cls.path"):  # a class whose rows may be others
         return
     try:
         steps = most_rows(data) // data.train_batch_size * config.trainer.total_epochs
         names = (row.get(column) for file in files_of(data, "train_files") for row in rows_of(file, (column,)))
-        turns = rrl.is_on and SEVERAL_TURNS in names
+        turns = SEVERAL_TURNS in names
     except (OSError, ValueError):
         return
     if steps and not config.trainer.val_only:
         yield from too_late(rrl, steps)
     if turns:
-        yield Broken(told_several_turns(), (OFF,))
-
-
-def told_several_turns() -> str:
-    return f"data.train_files: rows have {SEVERAL_TURNS} as their agent_name: {ONE_TURN}"
+        yield Broken(ROWS_OF_TURNS, (OFF,))
 
 
 def too_late(rrl: RRLConfig, total: int) -> Iterator[Broken]:
