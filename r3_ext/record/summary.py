@@ -1,7 +1,7 @@
 """summary.json of a run, computed from the rows of its metrics.jsonl alone."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -64,9 +64,15 @@ def skipped_steps(row: dict) -> tuple[int, int]:
     return skipped, taken
 
 
-def generated_tokens(row: dict, rollouts: int) -> float:
-    """Response tokens generated for training in a step of that many rollouts."""
-    return row.get("generated/tokens", row.get("response_length/mean", 0) * rollouts)
+def generated_tokens(row: Mapping[str, float]) -> float | None:
+    """Tokens generated for training in a step. verl's own trainers log none: as many as its totals say of the trained
+    rows; None of a row without these."""
+    if "generated/tokens" in row:
+        return row["generated/tokens"]
+    length, prompt = row.get("response_length/mean"), row.get("prompt_length/mean")
+    if length is None or prompt is None or "perf/total_num_tokens" not in row or length + prompt <= 0:
+        return None
+    return row["perf/total_num_tokens"] / (length + prompt) * length
 
 
 def seconds_of(starts: list[dict]) -> float:
@@ -93,8 +99,8 @@ def over_starts(starts: list[dict], cut: list[dict]) -> dict:
 def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, with_sessions: bool = False) -> dict:
     """The summary of a run.
 
-    verl's own trainers (trainer_mode=sync) log no groups; their tokens and rows follow from the batch size, `n` and the
-    mean response length, and do not include what dynamic sampling threw away.
+    verl's own trainers (trainer_mode=sync) log no groups; their rows follow from the batch size and `n`, their
+    tokens from the totals. Neither includes what dynamic sampling threw away.
 
     Args:
         rows: rows of metrics.jsonl.
@@ -113,7 +119,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
         "steps": len(steps),
         "epochs": int(steps[-1]["training/epoch"]) + 1 if steps else 0,
         "prompts": total("groups/total") if is_logged("groups/total") else batch_size * len(steps),
-        "generated_tokens": int(sum(generated_tokens(row, batch_size * n) for row in steps)),
+        "generated_tokens": int(sum(generated_tokens(row) or 0 for row in steps)),
         "trained_rows": fresh_rows + sum(map(total, ("replay/rows", "reflection/rows", "restart/rows"))),
         "updates": total("actor/optimizer_steps") + total("actor/skipped_steps")
         if any("actor/optimizer_steps" in row for row in steps)

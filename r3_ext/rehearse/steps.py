@@ -23,6 +23,7 @@ from r3_ext.data.read import to_table
 from r3_ext.data.write import write_table
 from r3_ext.doctor.model_files import tokenizer_of
 from recipe.common.query_ids import make_query_id
+from recipe.common.row_files import files_of
 
 WARM_UP, FIRST, LATER, GRPO, HELD, WORST = "warm-up", "first", "later", "grpo", "held", "worst"
 PHASES, STEPS = "phases.jsonl", "steps.parquet"
@@ -102,8 +103,7 @@ class Data:
     def __init__(self, config: DictConfig, repeat: int):
         self.config, self.repeat, self.tokenizer = config, repeat, tokenizer_of(config)
         self.kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
-        files = config.data.train_files
-        tables = [to_table(Path(file)) for file in ([files] if isinstance(files, str) else files)]
+        tables = [to_table(file) for file in files_of(config.data, "train_files")]
         self.table = pa.concat_tables(tables, promote_options="permissive")
         self.schema = self.table.schema
         self.size, self.batches = config.data.train_batch_size, repeat + 2

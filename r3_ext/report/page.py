@@ -16,8 +16,9 @@ from r3_ext.report.panels import Section, color_of
 from r3_ext.report.run_facts import cautions
 from r3_ext.report.runs import Arm, Run, all_play
 
-TITLES = TITLE, TITLE_OF_SESSIONS = "R³ training report", "Training report: sessions"
-"""By which a page is known as ours."""
+TITLE = "Training report"
+TITLES = (TITLE, "R³ training report", "Training report: sessions")
+"""By which a page is known as ours; all but the first are those of earlier versions."""
 MOST_EPISODES = 3
 """Steps of a run whose sessions are shown, the last ones."""
 
@@ -42,7 +43,7 @@ def render(arms: list[Arm], sections: list[Section], empty: list[str], remarks: 
     shown = [{**vars(section), "panels": [(panel, svgs.pop(0)) for panel in section.panels]} for section in sections]
     runs = [run for arm in arms for run in arm.runs]
     return environment.get_template("page.html.jinja").render(
-        title=TITLE_OF_SESSIONS if all_play(runs) else TITLE,
+        title=TITLE,
         cautions=cautions(runs),
         opening=list(zip(session_words.LABELS if all_play(runs) else LABELS, opening(arms), strict=True)),
         sections=shown,

@@ -15,7 +15,7 @@ import yaml
 from r3_ext.host.text import in_one_line
 from r3_ext.recipes import BASELINE, SESSION_SETTINGS, recipe_of_trainer
 from r3_ext.record.folder import is_held, read_starts
-from r3_ext.record.summary import read_metrics
+from r3_ext.record.summary import generated_tokens, read_metrics
 from r3_ext.report.bands import Points
 
 BOUND = 1e30
@@ -127,16 +127,6 @@ class Arm:
 def all_play(runs: list[Run]) -> bool:
     """Whether all of them trained on sessions of several turns."""
     return all(run.has_sessions for run in runs)
-
-
-def generated_tokens(row: Row) -> float | None:
-    """Tokens generated in a step. verl's own trainers log none: as many as its totals say of the trained rows."""
-    if "generated/tokens" in row:
-        return row["generated/tokens"]
-    length, prompt = row.get("response_length/mean"), row.get("prompt_length/mean")
-    if length is None or prompt is None or "perf/total_num_tokens" not in row or length + prompt <= 0:
-        return None
-    return row["perf/total_num_tokens"] / (length + prompt) * length
 
 
 def find_folders(argument: Path) -> list[Path]:

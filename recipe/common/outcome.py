@@ -122,8 +122,13 @@ class Reading:
                 f"reward_extra_info lacks 'truncated', found {sorted(info)}: use "
                 "recipe.common.reward.manager.R3RewardManager or a reward manager that reports it"
             )
-        responses = row["responses"]
-        return len(responses) >= self.max_response_length and int(responses[-1]) != self.eos_token_id
+        return is_cut_off(row["responses"], self.max_response_length, self.eos_token_id)
+
+
+def is_cut_off(tokens: Sequence[int] | torch.Tensor, limit: int, eos_token_id: int | None) -> bool:
+    """Whether an answer ended at the limit. vLLM keeps the end token in the answer, and verl reports "completed" for a
+    stop and for the limit alike: the last token is the only thing that tells them apart."""
+    return len(tokens) >= limit and int(tokens[-1]) != eos_token_id
 
 
 def dead_outcome(tags: Iterable[RowTag]) -> bool | None:

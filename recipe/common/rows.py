@@ -221,7 +221,7 @@ def sessions_of(keys: Iterable[str]) -> dict[tuple[str, int], list[int]]:
 
 
 def plain_keys(batch) -> list[str]:
-    """Keys of the rows of a batch that were generated in this step from plain prompts, further answers left out."""
+    """Keys of the rows of a batch that were generated from plain prompts, further answers left out."""
     rows = zip(batch.keys, tags_of(batch), strict=True)
     return [key for key, tag in rows if tag.is_plain]
 

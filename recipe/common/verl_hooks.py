@@ -69,7 +69,7 @@ TRAINER_HOOKS: Hooks = {
         "load_checkpoint": ("local_path", "hdfs_path", "del_local_after_load"),
     },
 }
-"""What recipe/common extends."""
+"""What recipe/common extends, and of the trainer and its data collector what R^3 does besides."""
 
 
 def hook_faults(hooks: Hooks) -> list[str]:

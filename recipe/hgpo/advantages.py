@@ -14,7 +14,7 @@
 """The advantages of a batch: those of nested groups over verl's GRPO, written where the workers read them."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -64,11 +64,21 @@ def alike_tasks(turns: Iterable[Turn]) -> set[str]:
     failed with their environment; and equal rewards that are no round numbers the noise of their mean, divided by
     its own size.
     """
-    earned: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for turn in turns:
-        earned[turn.uid][turn.session] += turn.reward
-    returns = {uid: [*sessions.values()] for uid, sessions in earned.items()}
+    returns = {uid: [*sessions.values()] for uid, sessions in earned(turns).items()}
     return {uid for uid, of in returns.items() if max(of) - min(of) <= TOLERANCE * max(map(abs, of))}
+
+
+def earned(turns: Iterable[Turn]) -> dict[str, dict[int, float]]:
+    """What each session of each task earned, in the order in which they come."""
+    found: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for turn in turns:
+        found[turn.uid][turn.session] += turn.reward
+    return found
+
+
+def penalties(turns: Sequence[Turn], hgpo: HGPOConfig) -> np.ndarray:
+    """(B,) what the returns of turns lose for their answers."""
+    return hgpo.penalty * np.array([turn.answer in PENALISE[hgpo.penalise] for turn in turns], dtype=bool)
 
 
 def step_advantages(turns: list[Turn], hgpo: HGPOConfig) -> tuple[np.ndarray, dict[str, float]]:
@@ -76,7 +86,7 @@ def step_advantages(turns: list[Turn], hgpo: HGPOConfig) -> tuple[np.ndarray, di
     trajectory, index = [turn.trajectory for turn in turns], [turn.index for turn in turns]
     rewards = [turn.reward for turn in turns]
     returns_B = discounted_returns(rewards, trajectory, index, hgpo.gamma)
-    loses_B = np.array([turn.answer in PENALISE[hgpo.penalise] for turn in turns], dtype=bool)
+    loses_B = penalties(turns, hgpo)
     rows = {
         "state_keys": [turn.state for turn in turns],
         "uid": [turn.uid for turn in turns],
@@ -85,7 +95,7 @@ def step_advantages(turns: list[Turn], hgpo: HGPOConfig) -> tuple[np.ndarray, di
         "depth": hgpo.depth,
     }
     how = {"alpha": hgpo.alpha, "norm": hgpo.norm, "mode": hgpo.weights, "ddof": STDS[hgpo.std]}
-    step_B = compute_hgpo_advantage(returns_B - hgpo.penalty * loses_B, **rows, **how)
+    step_B = compute_hgpo_advantage(returns_B - loses_B, **rows, **how)
     metrics = level_metrics(context_groups(**rows), trajectory)
     if PENALISE[hgpo.penalise]:
         without_B = compute_hgpo_advantage(returns_B, **rows, **how) if loses_B.any() else step_B

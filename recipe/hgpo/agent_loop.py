@@ -26,6 +26,7 @@ from functools import cache
 from typing import Any
 
 from recipe.common import queue
+from recipe.common.outcome import is_cut_off
 from recipe.hgpo.config.hgpo_config import SESSION, SessionConfig, load_session_config
 from recipe.hgpo.config.names import AGENT_NAME, BAD_FORMAT, INADMISSIBLE, VALID
 from recipe.hgpo.environments.base import NoState, clean, state_key
@@ -188,7 +189,7 @@ class SessionAgentLoop(AgentLoopBase):
 
     def _answer(self, ids: list[int]) -> tuple[str, str]:
         """What goes to the environment, and what kind of answer it is; nothing goes there that was cut off."""
-        is_whole = len(ids) < self.response_length or ids[-1] == self.tokenizer.eos_token_id
+        is_whole = not is_cut_off(ids, self.response_length, self.tokenizer.eos_token_id)
         command = command_in(self.tokenizer.decode(ids, skip_special_tokens=True), self.settings.tag)
         return (command, VALID) if is_whole and command is not None else ("", BAD_FORMAT)
 

@@ -32,8 +32,8 @@ import torch
 
 from recipe.common import queue
 from recipe.common.queue import KVBatchMeta
-from recipe.hgpo.advantages import turns_of
-from recipe.hgpo.config.hgpo_config import PENALISE, STDS, HGPOConfig
+from recipe.hgpo.advantages import alike_tasks, earned, penalties, turns_of
+from recipe.hgpo.config.hgpo_config import STDS, HGPOConfig
 from recipe.hgpo.core_algos import ABSENT, context_groups, discounted_returns, level_advantages
 from recipe.hgpo.prompts import last_seen
 from recipe.hgpo.turns import Turn
@@ -85,12 +85,9 @@ def chosen(turns: Sequence[Turn]) -> tuple[list[Turn], list[int]]:
     Args:
         turns: of a batch, at least one.
     """
-    earned: dict[str, dict[int, float]] = {}
-    for turn in turns:
-        of_task = earned.setdefault(turn.uid, {})
-        of_task[turn.session] = of_task.get(turn.session, 0.0) + turn.reward
-    uid = next((uid for uid, of in earned.items() if len(set(of.values())) > 1), turns[0].uid)
-    ranked = sorted(earned[uid], key=lambda number: (-earned[uid][number], number))
+    by_task, alike = earned(turns), alike_tasks(turns)
+    uid = next((uid for uid in by_task if uid not in alike), turns[0].uid)
+    ranked = sorted(by_task[uid], key=lambda number: (-by_task[uid][number], number))
     return [turn for turn in turns if turn.uid == uid], list(dict.fromkeys((ranked[0], ranked[-1])))[:MOST_SESSIONS]
 
 
@@ -104,7 +101,7 @@ def told(group: Sequence[Turn], sessions: Sequence[int], read: Mapping[str, Read
     """
     numbers, index = [turn.session for turn in group], [turn.index for turn in group]
     returns_B = discounted_returns([turn.reward for turn in group], numbers, index, hgpo.gamma)
-    returns_B -= hgpo.penalty * np.array([turn.answer in PENALISE[hgpo.penalise] for turn in group])
+    returns_B -= penalties(group, hgpo)
     groups = context_groups([turn.state for turn in group], [turn.uid for turn in group], numbers, index, hgpo.depth)
     advantages, speaks = level_advantages(returns_B, groups, hgpo.norm, ddof=STDS[hgpo.std])
 

@@ -35,11 +35,12 @@ class DeadGroupAlarm:
             self.steps = 0
         elif ledger["groups/all_wrong"]:
             self.steps += 1
-        if self.steps == self.patience:
-            return (
-                f"{self.patience} steps with all wrong groups and none rescued: replay finds right answers from the "
-                "second epoch on; if this is one already, check reward_extra_info.acc and algorithm.r3.*.enable"
-            )
+            if self.steps == self.patience:
+                return (
+                    f"{self.patience} steps with all wrong groups and none rescued: answers of earlier epochs are "
+                    "replayed from the second one on; if this is one, check reward_extra_info.acc and "
+                    "algorithm.r3.*.enable"
+                )
         return None
 
 

@@ -20,7 +20,8 @@ Differs from verl's GRPO (`python -m verl.trainer.main_ppo algorithm.adv_estimat
 3. truncated rows of all-wrong groups earn graded rewards                 algorithm.r3.ranking
 4. a correct answer earns a bonus for being short                         reward.reward_kwargs.length_bonus
 
-Each has its own switch; with all of them off it is verl's GRPO, bit for bit.
+Each has its own switch; with all of them off it is verl's GRPO, bit for bit, but for points 6 and 7 of
+the list in README.md.
 """
 
 import hydra

@@ -304,7 +304,7 @@ class R3Mixin(StoredMixin, FixedStepsMixin, MeasuredMixin):
         return deadline(WEIGHT_SYNC_S, "weight sync")
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int):
-        # verl's own series describe on-policy training: plain prompts, generated in this step.
+        # verl's own series describe on-policy training: plain prompts.
         metrics.update(series_metrics(batch))
         self._sound(self.length_alarm.update(metrics), "length", metrics)
         super()._compute_metrics(batch.select_keys(plain_keys(batch)), metrics, timing_raw, global_steps, epoch)

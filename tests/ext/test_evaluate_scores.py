@@ -73,14 +73,14 @@ def test_scoring_again_gives_the_same_and_one_text_per_row_does_as_well(golden, 
 
 def test_every_answer_is_graded_like_a_training_answer(tmp_path):
     """The verdicts that are shared between like answers are those of the reward's own function."""
-    from recipe.common.reward.manager import is_correct
+    from recipe.common.reward.math.pool import grade
 
     responses = [r"\boxed{\frac{2}{4}}", r"\boxed{\frac{2}{4}}", r"\boxed{0.5}", "x", r"\boxed{1/3}", r"\boxed{0.5"]
     row = {"problem": "p", "answer": "1/2", "responses": responses}
     score.write_responses(tmp_path, *score.read_responses(write_jsonl(tmp_path / "in.jsonl", [row])))
     score.grade_folder(tmp_path)
     found = score.read_scores(tmp_path)["in"]
-    assert found.correct_R.tolist() == [is_correct(response, "1/2") for response in responses]
+    assert found.correct_R.tolist() == [grade(response, ["1/2"]) is True for response in responses]
     assert found.correct_R.tolist()[:3] == [True] * 3 and np.isnan(found.tokens_R).all()
 
 

@@ -202,6 +202,8 @@ def test_wandb_with_a_key_or_without_a_network(no_key, monkeypatch):
             assert not list(machine_rules.tracker(config))
     assert not list(machine_rules.tracker(logging_to("wandb", WANDB_API_KEY="a" * 40)))
     assert len(list(machine_rules.tracker(config))) == 1
+    (no_key / ".netrc").write_text("machine models.example.com\n  login wandb\n  password p")
+    assert len(list(machine_rules.tracker(config))) == 1, "a key for another machine"
     (no_key / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password " + "a" * 40)
     assert not list(machine_rules.tracker(config))
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from r3_ext.record.summary import WAYS
+from r3_ext.record.summary import WAYS, generated_tokens
 from r3_ext.report import figures, findings, opening, readers
 from r3_ext.report.bands import interval, limits, seed_band, smooth, thin, window_of
-from r3_ext.report.runs import Arm, Run, arms_of, find_folders, generated_tokens, load_run
+from r3_ext.report.runs import Arm, Run, arms_of, find_folders, load_run
 from tests.ext.reported import config_of, noisy_rows, training_row, write_run
 
 pytestmark = pytest.mark.slow

@@ -80,9 +80,10 @@ def test_first_and_last_reward_are_means_over_a_tenth_of_the_steps():
     assert summarise(rows, 2, 4, 1.0)["reward"] == {"first": 1.5, "last": 19.5, "window_steps": 2}
 
 
-def test_a_baseline_has_no_ledger_and_its_tokens_follow_from_the_lengths():
+def test_a_run_of_verls_own_trainer_has_no_ledger_and_its_tokens_follow_from_the_totals():
     step = {"step": 1, "training/global_step": 1, "training/epoch": 0, "critic/score/mean": 0.4}
-    step.update({"response_length/mean": 10.0, "timing_s/step": 1.0})
+    step.update({"response_length/mean": 10.0, "prompt_length/mean": 5.0, "perf/total_num_tokens": 120})
+    step["timing_s/step"] = 1.0
     summary = summarise([step], batch_size=2, n=4, seconds_total=1.0)
     assert summary["groups"]["total"] is None
     assert (summary["generated_tokens"], summary["trained_rows"], summary["prompts"]) == (80, 8, 2)

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.common.checks import Refused
+from recipe.common.reward.first_rows import check_first_rows
 from recipe.hgpo.config import hgpo_config, settings_table
 from recipe.hgpo.config.hgpo_config import HGPOConfig, SessionConfig, describe, load_hgpo_config, load_session_config
 from recipe.hgpo.config.hgpo_rules import broken_rules, rows_are_tasks, validate_hgpo_config
@@ -213,3 +214,11 @@ def test_what_is_on_is_described():
 
 def test_settings_of_other_sections_are_not_read(with_settings):
     assert load_hgpo_config(with_settings({f"{SESSION}.memory": -1})).depth == 2
+
+
+def test_ground_truths_of_sessions_are_no_mathematics(with_settings, tmp_path):
+    """The environment gives the reward: nobody grades, at the start or in processes of the reward workers."""
+    file, prompt = tmp_path / "games.parquet", [{"role": "user", "content": "Play."}]
+    row = {"prompt": prompt, "data_source": "games", "reward_model": {"ground_truth": "unknown"}}
+    pq.write_table(pa.Table.from_pylist([row] * 2), file)
+    check_first_rows(with_settings({"data.train_files": str(file), "data.val_files": str(file)}))

@@ -22,8 +22,8 @@ def test_the_alarm_sounds_once_after_steps_with_dead_groups_and_no_rescue():
 
 def test_a_rescue_starts_the_count_again_and_a_step_without_dead_groups_does_not_count():
     alarm = DeadGroupAlarm(patience=2)
-    steps = [(1, 0), (1, 1), (1, 0), (0, 0), (0, 0), (1, 0)]
-    assert [bool(alarm.update(ledger_of(*step))) for step in steps] == [False] * 5 + [True]
+    steps = [(1, 0), (1, 1), (1, 0), (0, 0), (0, 0), (1, 0), (0, 0), (1, 0)]
+    assert [bool(alarm.update(ledger_of(*step))) for step in steps] == [False] * 5 + [True] + [False] * 2
 
 
 def growing(length, truncated, acc, rows=64):

@@ -47,9 +47,9 @@ def _of_verl(engine: str) -> DictConfig:
     return OmegaConf.load(file) if file.is_file() else OmegaConf.create()  # pyright: ignore[reportReturnType]
 
 
-def verl_settings(engine: str = "") -> dict:
-    """verl's sections and settings. engine: verl's `model_engine`."""
-    return OmegaConf.to_container(_of_verl(engine), resolve=True)  # pyright: ignore[reportReturnType]
+def verl_settings() -> dict:
+    """verl's sections and settings."""
+    return OmegaConf.to_container(_of_verl(""), resolve=True)  # pyright: ignore[reportReturnType]
 
 
 @lru_cache(maxsize=8)

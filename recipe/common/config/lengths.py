@@ -64,8 +64,7 @@ def rows_fit(config: DictConfig) -> Iterator[Broken]:
     from verl.trainer.ppo.utils import need_reference_policy  # slow, and the rules' keys are asked for without it
 
     parts = config.actor_rollout_ref
-    shared, longest = ulysses(parts.actor), longest_row(config)
-    limits = {}
+    shared, limits = ulysses(parts.actor), {}
     if parts.actor.use_dynamic_bsz:
         limits[f"{ACTOR}.ppo_max_token_len_per_gpu"] = shared
     if parts.rollout.get("log_prob_use_dynamic_bsz"):
@@ -73,14 +72,19 @@ def rows_fit(config: DictConfig) -> Iterator[Broken]:
     if need_reference_policy(config) and parts.ref.get("log_prob_use_dynamic_bsz"):
         limits[f"{REFERENCE}.log_prob_max_token_len_per_gpu"] = ulysses(parts.ref)
     for key, gpus in limits.items():
-        limit = OmegaConf.select(config, key)
-        if limit is not None and limit * gpus < longest:
-            times = f" times {gpus} GPUs that share a row" if gpus > 1 else ""
-            yield Broken(
-                f"{key}: {limit}{times} is below the {longest} tokens of data.max_prompt_length plus "
-                "data.max_response_length: a row of full length would end the run",
-                (f"{key}={-(-longest // gpus)}",),
-            )
+        yield from row_fits(config, key, gpus)
+
+
+def row_fits(config: DictConfig, key: str, gpus: int) -> Iterator[Broken]:
+    """key: of a limit of tokens a GPU; gpus: how many of them share a row."""
+    limit, longest = OmegaConf.select(config, key), longest_row(config)
+    if limit is not None and limit * gpus < longest:
+        times = f" times {gpus} GPUs that share a row" if gpus > 1 else ""
+        yield Broken(
+            f"{key}: {limit}{times} is below the {longest} tokens of data.max_prompt_length plus "
+            "data.max_response_length: a row of full length would end the run",
+            (f"{key}={-(-longest // gpus)}",),
+        )
 
 
 def micro_batches(config: DictConfig) -> Iterator[Broken]:

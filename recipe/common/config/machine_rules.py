@@ -167,8 +167,9 @@ def wandb_fault() -> str | None:
     netrc = os.environ.get("NETRC") or "~/.netrc"
     settings = os.path.join(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings")
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    words = [host, "wandb", "api_key", "mode", "base_url"]
-    if any(word in text_of(path) for path in (netrc, "~/_netrc", settings, "wandb/settings") for word in words):
+    words = {"~/_netrc": (host,), netrc: (host,)}
+    words |= dict.fromkeys((settings, "wandb/settings"), ("api_key", "mode", "base_url"))
+    if any(word in text_of(path) for path, of in words.items() for word in of):
         return None
     return "W&B has no key"
 

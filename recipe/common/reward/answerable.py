@@ -174,7 +174,7 @@ class Asker:
 
 
 def _ask(grader: Grader, row: Mapping, forms: tuple[str, ...], thinks: bool) -> str | None:
-    answers = references(row["reward_model"]["ground_truth"])
+    answers = answers_of(row["reward_model"]["ground_truth"])
     if not answers:
         return None
     if grader.reads_mathematics:
@@ -199,7 +199,7 @@ def _ask(grader: Grader, row: Mapping, forms: tuple[str, ...], thinks: bool) -> 
     return "is not accepted by its own grader"
 
 
-def references(truth: object) -> list[str]:
+def answers_of(truth: object) -> list[str]:
     """The accepted answers of a ground truth, also of verl's `{"target": [..]}`; none of anything else."""
     try:
         return accepted_answers(truth.get("target") if isinstance(truth, Mapping) else truth)
@@ -208,7 +208,7 @@ def references(truth: object) -> list[str]:
 
 
 def graded(row: Mapping, response: str) -> bool:
-    return grade(response, references(row["reward_model"]["ground_truth"])) is True
+    return grade(response, answers_of(row["reward_model"]["ground_truth"])) is True
 
 
 MATHEMATICS = Grader("mathematics", graded)

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from recipe.common.reward.answerable import Asked, is_said, said
 from recipe.common.reward.judge import FUNCTION, MANAGER, judge_of
 from recipe.common.reward.row_graders import asker
-from recipe.common.row_files import rows_of
+from recipe.common.row_files import files_of, rows_of
 
 ROWS = 64
 READ = "reward_model", "data_source", "extra_info"
@@ -36,10 +36,9 @@ def check_first_rows(config: DictConfig) -> None:
     if judge_of({}, config) in (FUNCTION, MANAGER):
         return  # who alone knows what the ground truths are
     for key in ("train_files", "val_files"):
-        paths = config.data.get(key) or []
-        for path in [paths] if isinstance(paths, str) else paths:
+        for path in files_of(config.data, key):
             asked = Asked()
-            for number, row in enumerate(first_rows(Path(str(path)).expanduser(), config.data.prompt_key)):
+            for number, row in enumerate(first_rows(path, config.data.prompt_key)):
                 prompt = row.get(config.data.prompt_key)
                 if is_said(prompt):
                     asker().ask(asked, number, row, said(prompt))

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from recipe.common.checks import is_count, is_number, require
-from recipe.common.outcome import CORRECT_FROM
+from recipe.common.outcome import CORRECT_FROM, is_cut_off
 from recipe.common.reward import thinking
 from recipe.common.reward.function import Verdict
 from recipe.common.reward.judge import FUNCTION, GRADER, TIMEOUT_S, VERL, Judges, judge_of, own_function
@@ -48,12 +48,6 @@ TOLD = 20
 
 WHO = {FUNCTION: "the reward function", VERL: "verl's reward of data_source={}"}
 """Whose failures are told one by one."""
-
-
-def is_correct(response: str, ground_truth: str, timeout_s: float = 5.0) -> bool:
-    """Whether the last closed box of the response holds the ground truth. Works in any thread, never raises for what
-    the response says, and takes little more than `timeout_s` once a worker is free."""
-    return grade(response, [ground_truth], timeout_s) is True
 
 
 def check_grader(num_workers: int) -> None:
@@ -149,7 +143,7 @@ class R3RewardManager(RewardManagerBase):
             "reward_extra_info": {
                 "acc": float(correct),
                 "length_bonus": bonus,
-                "truncated": float(self._is_truncated(tokens)),
+                "truncated": float(is_cut_off(tokens, self.max_response_length, self.tokenizer.eos_token_id)),
                 "response_length": len(tokens),
                 "reward_error": float(verdict.error is not None),
                 **({} if judge == GRADER else {"score": verdict.score}),
@@ -189,13 +183,6 @@ class R3RewardManager(RewardManagerBase):
         if len(self._told) < TOLD and failure not in self._told:
             self._told.add(failure)
             logger.warning(failure)
-
-    def _is_truncated(self, tokens: torch.Tensor) -> bool:
-        # vLLM keeps the end token in the response, and verl reports "completed" for a stop and for the length limit
-        # alike: the last token is the only thing that tells them apart.
-        if len(tokens) < self.max_response_length:
-            return False
-        return int(tokens[-1]) != self.tokenizer.eos_token_id
 
 
 def _response_tokens(item) -> torch.Tensor:

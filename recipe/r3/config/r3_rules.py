@@ -29,6 +29,7 @@ from recipe.r3.config.r3_config import (
     ADAPTIVE,
     ANY_PROMPT,
     AT_ONCE,
+    KEY,
     NEXT_STEP,
     NEXT_VISIT,
     RESTARTS,
@@ -44,7 +45,7 @@ FILTER_DOES = (
     "throws away"
 )
 ONE_TURN = "R^3 stores and replays answers of one turn"
-KEY, ROLLOUT, CORRECTION = "algorithm.r3", verl_rules.ROLLOUT, verl_rules.CORRECTION
+ROLLOUT, CORRECTION = verl_rules.ROLLOUT, verl_rules.CORRECTION
 
 
 def validate_r3_config(config: DictConfig) -> R3Config:

@@ -33,7 +33,7 @@ from recipe.r3.history.store import Sample
 from recipe.r3.replay.asking import Asker, Snapshot
 from recipe.r3.replay.draw import Replayer
 from recipe.r3.replay.further import join_further
-from recipe.r3.replay.holding import Holder
+from recipe.r3.replay.holding import Holder, batch_with
 from recipe.r3.replay.rows import Replay, replayed_row, replayed_tag, sample_of
 from recipe.r3.replay.ways import Ways
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -185,12 +185,7 @@ class CrossContextReplayMixin(CountDiscardedMixin):
                 rows.append(replayed_row(template, sample, session, self.replayer.prompt_of(sample)))
                 tags.append(replayed_tag(batch.tags[replay.positions[0]], sample, rows[-1], step))
         queue.write(batch.partition_id, keys, rows, tags)
-        return KVBatchMeta(
-            partition_id=batch.partition_id,
-            keys=[*batch.keys, *keys],
-            tags=[*batch.tags, *tags],
-            extra_info=batch.extra_info,
-        )
+        return batch_with(batch, [*batch.keys, *keys], [*batch.tags, *tags])
 
 
 def check_one_turn(key: str, row: dict, prefix_len: int) -> None:

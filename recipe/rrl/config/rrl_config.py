@@ -82,7 +82,7 @@ class StatesConfig(BaseConfig):
     earliest: float = 0.05
     """[U] Least share of its answer that a state keeps, unless it is cut at its start."""
     latest: float = 0.8
-    """[U] Most of it. Behind the last fifth there is no room for another end."""
+    """[U] Most of its answer that a state keeps. Behind the last fifth there is no room for another end."""
     room: float = 0.5
     """[U] Share of data.max_response_length that a restart has left at least. What was cut off for its length is cut
     off again without."""
@@ -91,7 +91,7 @@ class StatesConfig(BaseConfig):
     max_states: int = 20000
     """[U] States in all. None leaves for its age: old ones are what the method is about."""
     easy: float = 0.75
-    """[U] A state leaves when so many of its restarts succeed, of `easy_after` at least."""
+    """[U] A state leaves when this share of its restarts succeeds, of `easy_after` at least."""
     easy_after: int = 4
     """[U] Restarts before a state can be easy."""
     hopeless_after: int = 16

@@ -122,14 +122,7 @@ def _critic(config: DictConfig) -> Iterator[Broken]:
     if not (is_number(lam := config.algorithm.lam) and 0 <= lam <= 1):
         yield Broken(f"algorithm.lam must be in [0, 1], got {lam!r}", ("algorithm.lam=1",))
     yield from verl_rules.sequence_parallel(critic, critic.model, "critic", "fsdp")
-    shared, longest = lengths.ulysses(critic, "fsdp"), lengths.longest_row(config)
-    limit = critic.ppo_infer_max_token_len_per_gpu
-    if limit * shared < longest:
-        yield Broken(
-            f"{INFER}: {limit} is below the {longest} tokens of data.max_prompt_length plus data.max_response_length: "
-            "a row of full length would end the run",
-            (f"{INFER}={-(-longest // shared)}",),
-        )
+    yield from lengths.row_fits(config, INFER, lengths.ulysses(critic, "fsdp"))
     # Of an update: an update of fewer prompts than the critic's mini-batch is filled with padding, of which the actor
     # makes optimizer steps.
     is_separate = config.trainer.v1.trainer_mode.endswith(SEPARATE_ASYNC)
