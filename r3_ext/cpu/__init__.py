@@ -1,1 +1,1 @@
-"""Machines without a GPU: verl's platform, vLLM's worker, the tiny model, quick starts."""
+"""Machines without a GPU: verl's platform, vLLM's worker, quick starts."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from r3_ext.data.problems import Problem
-from r3_ext.host.files import replacing
+from r3_ext.host.files import replacing, write_text
 from r3_ext.host.text import first_line
 from recipe.common.reward.judge import BOXED_STYLE
 
@@ -44,9 +44,9 @@ def write_rows(path: str | Path, rows: list[dict], report: dict | None = None) -
     if not rows:
         raise ValueError(f"{path}: no rows left to write; counts: {(report or {}).get('counts')}")
     path = Path(path)
+    if report is not None:  # first: who finds the rows takes it that the report is there
+        write_text(path.with_name(path.name + ".json"), json.dumps(report, indent=2) + "\n")
     write_table(path, pa.Table.from_pylist(rows, schema=SCHEMA))
-    if report is not None:
-        path.with_name(path.name + ".json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 def write_table(path: Path, table: pa.Table) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,7 +177,3 @@ def main(argv: list[str]) -> int:
     if profile == "embedded":
         os.environ["VERL_PLATFORM"] = "cpu"
     return 0 if say(examine(profile, args.method, args.overrides, args.cache, args.world)) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from r3_ext.data import check as rows
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, is_r3, not_set
 from r3_ext.doctor.model_files import VERL_DEFAULT_PATHS
+from r3_ext.host.text import first_line
 from r3_ext.recipes import plays_sessions
 from recipe.common.query_ids import check_query_ids
 from recipe.common.reward.judge import TIMEOUT_S, verls_faults
@@ -103,7 +104,7 @@ def unequal_types(config: DictConfig) -> list[Finding]:
             name = ", ".join(schemas)
             pyarrow.unify_schemas(list(schemas.values())) if schemas else None
         except (ValueError, TypeError, NotImplementedError) as error:  # of Arrow and of datasets
-            found = f"{name}: {str(error).splitlines()[0]}"
+            found = f"{name}: {first_line(error)}"
             findings.append(Finding(FAIL, "data", found, f"write the files of {key} with plain columns of equal types"))
     return findings
 
@@ -115,7 +116,7 @@ def file_findings(config: DictConfig, key: str, path: str) -> list[Finding]:
         advice = f"set {key}; examples/data_preprocess makes such files"
         return [Finding(FAIL, "data", f"{path} does not exist", advice)]
     except (OSError, ValueError) as error:
-        found = str(error).splitlines()[0]
+        found = first_line(error)
         found = found if path in found else f"{path}: {found}"
         return [Finding(FAIL, "data", found, "prepare the file again")]
     name = data.path.name

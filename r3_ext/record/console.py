@@ -163,9 +163,12 @@ def group_rows(summary: dict) -> Iterator[tuple[str, str]]:
         return
     dead = groups["all_correct"] + groups["all_wrong"]
     yield "groups", f"{groups['total']:,}: {groups['mixed']:,} mixed, {dead:,} dead"
+    if thrown := summary.get("groups_thrown_away"):
+        yield "dead groups thrown away", f"{thrown:,}"
     if summary.get("sessions"):
         return
-    rescued = f"{groups['rescued_by_replay']:,} by replay, {groups['ranked']:,} ranked"
+    ranked = dead - groups["still_dead"] - groups["rescued_by_replay"]
+    rescued = f"{groups['rescued_by_replay']:,} by replay, {ranked:,} by ranking alone"
     yield (
         "dead groups rescued",
         f"{rescued}; {groups['still_dead']:,} still dead, {groups['still_wrong']:,} of them all wrong",

@@ -58,9 +58,15 @@ class MemoryLog:
             sample["gpus"] = self.gpus
         self.highest = sample if self.highest is None else higher(self.highest, sample)
         if now - self.written >= self.every_s:
+            self.close()
+            self.written = now
+
+    def close(self) -> None:
+        """Write the highest sample that is not written yet."""
+        if self.highest is not None:
             with open(self.file, "a") as file:
                 file.write(json.dumps(self.highest) + "\n")
-            self.highest, self.written = None, now
+        self.highest = None
 
     def _main(self, now: float) -> dict[str, float]:
         """GiB by title of all processes below this one; in full as often as `CORE_SHARE` allows."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from r3_ext.host.files import json_line, replacing
 from r3_ext.record.console import RunDisplay
-from r3_ext.record.summary import CUT, environment_steps, numbers, read_metrics, validation_accuracy
+from r3_ext.record.summary import CUT, environment_steps, generated_tokens, numbers, read_metrics, validation_accuracy
 
 SOURCE = ".verl_metrics.jsonl"
 """What verl's file logger writes in a run folder, as long as the run goes on."""
@@ -38,7 +38,7 @@ class MetricsFile:
         self.source.unlink(missing_ok=True)
         self.offset = 0
         known = read_metrics(self.target)
-        self.tokens, self.turns = sum(map(tokens_of, known)), sum(map(environment_steps, known))
+        self.tokens, self.turns = sum(generated_tokens(row) or 0 for row in known), sum(map(environment_steps, known))
 
     def _cut(self, step: int, cut: Path) -> None:
         """Move what comes after `step`, and what cannot be read, out of metrics.jsonl."""
@@ -58,7 +58,7 @@ class MetricsFile:
                 target.write(json.dumps(row) + "\n")
             row = numbers(row)
             self.display.row(row)
-            self.tokens, self.turns = self.tokens + tokens_of(row), self.turns + environment_steps(row)
+            self.tokens, self.turns = self.tokens + (generated_tokens(row) or 0), self.turns + environment_steps(row)
             if self._is_spent() and validation_accuracy(row) is not None:
                 raise BudgetSpent
 
@@ -74,10 +74,6 @@ class MetricsFile:
         with open(self.target, "ab") as target:
             target.writelines(_left_over(self.target))
         self.source.unlink(missing_ok=True)
-
-
-def tokens_of(row: dict) -> float:
-    return row.get("generated/tokens", 0)
 
 
 def split(file: Path, step: int) -> tuple[list[bytes], list[bytes]]:

@@ -1,4 +1,4 @@
-"""summary.json of a run, computed from the rows of its metrics.jsonl alone."""
+"""summary.json of a run, computed from the rows of its metrics.jsonl, those that were cut from it, and its starts."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,6 +19,8 @@ GROUPS = ("total", "mixed", "all_correct", "all_wrong", "rescued_by_replay", "ra
 WAYS = ("reflection", "plain", "restart")
 """How all-wrong groups are asked again before the next visit."""
 ALL_GROUPS = (*GROUPS, "no_signal", "split")
+THROWN_AWAY = "training/filter_groups/evicted_samples"
+"""Groups without signal that dynamic sampling threw away: verl counts groups here, by whatever name."""
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -91,7 +93,7 @@ def over_starts(starts: list[dict], cut: list[dict]) -> dict:
         "starts": sum(line["event"] == "start" for line in starts),
         "trained_again": {
             "steps": sum("training/global_step" in row for row in cut),
-            "generated_tokens": int(sum(row.get("generated/tokens", 0) for row in cut)),
+            "generated_tokens": int(sum(generated_tokens(row) or 0 for row in cut)),
         },
     }
 
@@ -126,6 +128,7 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
         else None,
         "trained_tokens": total("trained/tokens") if is_logged("trained/tokens") else None,
         "groups": {name: total(f"groups/{name}") if is_logged(f"groups/{name}") else None for name in ALL_GROUPS},
+        "groups_thrown_away": total(THROWN_AWAY),
         "sessions": _sessions(steps) if with_sessions else None,
         "skipped_steps": sum(skipped_steps(row)[0] for row in steps),
         "replayed_rows": total("replay/rows"),

@@ -17,7 +17,7 @@ import time
 from rich.console import Console
 
 from r3_ext.host import cluster
-from r3_ext.recipes import recipe_of
+from r3_ext.recipes import RECIPES, recipe_of
 from r3_ext.record.console import sayer
 from r3_ext.run import command as launch
 from r3_ext.run.environment import replace_read_only_home
@@ -48,9 +48,9 @@ def check(own: argparse.Namespace, start: Start) -> None:
         if (value := getattr(own, name)) is not None and not value > 0:
             raise ValueError(f"--{name} must be more than 0, got {value:g}")
     if recipe_of(start.method).rehearsal is None:
+        rehearsed = [method for recipe in RECIPES.values() if recipe.rehearsal for method in recipe.methods]
         raise ValueError(
-            f"--method {start.method}: r3 and r3_paper are rehearsed, and GRPO's steps beside them; of sessions hgpo "
-            "and gigpo, of methods with a critic rrl and ppo"
+            f"--method {start.method}: rehearsed are {', '.join(rehearsed)}, and GRPO's steps beside those of r3"
         )
     if start.mode != SYNC:
         raise ValueError(f"--mode {start.mode}: rehearsed is the synchronous mode, whose phases come one by one")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, OmegaConf
 
 from r3_ext.settings import sizing
+from recipe.common.config.lengths import longest_row
+from recipe.common.trainer.stop import last_step
 
 UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -31,7 +33,7 @@ class Course:
         """
         trainer = config.trainer
         in_epoch = max(1, problems // config.data.train_batch_size)
-        steps = min(trainer.total_training_steps or 10**9, in_epoch * trainer.total_epochs)
+        steps = last_step(trainer, in_epoch)
 
         def times(frequency: int) -> int:
             """verl does it every so many steps and after the last one."""
@@ -109,8 +111,7 @@ def tokens_that_fit(budget: float, before: float, peak: float, tokens: int, leas
 
 def computed_fit(config: DictConfig, architecture: sizing.Architecture, memory: float) -> list[str] | None:
     """The overrides, as few and as mild as possible, with which the computed sizing fits; None where none do."""
-    actor, data = config.actor_rollout_ref.actor, config.data
-    longest = data.max_prompt_length + data.max_response_length
+    actor, longest = config.actor_rollout_ref.actor, longest_row(config)
 
     def planned(*overrides: str) -> sizing.Plan:
         changed = OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides)))

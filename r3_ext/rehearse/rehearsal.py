@@ -14,10 +14,11 @@ from rich.console import Console
 from r3_ext.doctor import command as doctor
 from r3_ext.doctor.finding import is_cpu
 from r3_ext.doctor.model_files import model_architecture
+from r3_ext.host.files import write_text
 from r3_ext.host.hardware import list_gpus, main_memory
 from r3_ext.host.units import GIB
 from r3_ext.recipes import Recipe, recipe_of, recipe_of_config
-from r3_ext.record.folder import STOPPED, held
+from r3_ext.record.folder import INTERRUPTED, STOPPED, held
 from r3_ext.record.memory import CLOSE_S
 from r3_ext.rehearse import predict, report, text, weights
 from r3_ext.rehearse.measured import Measured
@@ -62,15 +63,15 @@ def rehearse(own: argparse.Namespace, start: Start, python: str, began: float, c
         rehearsed = compose_config(overrides)
         command = command_of(start, overrides, rehearsed, python, ENTRY)
         code, _ = run(start, -1, rehearsed, command, console, lock, CLOSE_S)
-        if code in (130, STOPPED):
+        if code in (INTERRUPTED, STOPPED):
             return code
         measured = Measured.read(start.folder, began, time.time())
         sizes = {"problems": planned.problems, "budget": budget, "sizing": report.sized(plan)}
         facts = sizes | {"caps": planned.caps} | left_behind(start.folder)
         found = outcome(config, measured, facts, code, start.folder)
-        (start.folder / "rehearsal.json").write_text(json.dumps(found, indent=2) + "\n")
+        write_text(start.folder / "rehearsal.json", json.dumps(found, indent=2) + "\n")
         told = text.markdown(found)
-        (start.folder / "rehearsal.md").write_text(told)
+        write_text(start.folder / "rehearsal.md", told)
     say(told)
     say(f"report: {os.path.relpath(start.folder / 'rehearsal.md')}, and rehearsal.json beside it")
     return code or (0 if found["fits"] else 1)

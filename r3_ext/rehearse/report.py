@@ -12,6 +12,7 @@ from r3_ext.rehearse.measured import CHECKPOINT, ROLLOUT, START, UPDATE, VALIDAT
 from r3_ext.rehearse.predict import OFFLOAD, TOKENS, UTILIZATION, Course, Seconds
 from r3_ext.rehearse.steps import FIRST, GRPO, LATER, WORST
 from r3_ext.settings import sizing
+from recipe.common.config.lengths import longest_row
 
 OUT_OF_MEMORY = (
     "out of memory",
@@ -183,8 +184,7 @@ def advice(config: DictConfig, measured: Measured, budget: float) -> list[str]:
     worst = biggest(measured.peak(WORST), config)
     if worst <= budget:
         return []
-    data, actor = config.data, config.actor_rollout_ref.actor
-    longest = data.max_prompt_length + data.max_response_length
+    actor, longest = config.actor_rollout_ref.actor, longest_row(config)
     found: dict[tuple[str, str], list[int | None]] = {}
     for name, keys in TRAINS.items():
         before = biggest(measured.before(WORST, name), config)
@@ -224,7 +224,7 @@ def failure_advice(config: DictConfig, failed: dict) -> list[str]:
 
 def settings_advice(config: DictConfig, failed: dict) -> list[str]:
     """The setting that holds the memory of the phase that failed."""
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = longest_row(config)
     if not failed["out_of_memory"] and failed["phase"] not in (*TRAINS, ROLLOUT):
         return [READ]
     if failed["phase"] in TRAINS:

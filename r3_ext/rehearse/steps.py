@@ -12,6 +12,7 @@ One parquet file holds the rows in the order of the steps.
 """
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,15 +61,6 @@ def batches_of(repeat: int, has_history: bool = False) -> list[int]:
     return [0, *range(1, repeat + 1), *(again if has_history else ())]
 
 
-def bisect(fits: Callable[[int], bool], high: int) -> int:
-    """The largest number from 0 to `high` that fits, given that all below one that fits do."""
-    low = 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
 def lengthened(messages: list[dict], limit: int, count: Callable[[list[dict]], int]) -> list[dict]:
     """The chat with filler behind its last message: `limit` tokens, or as near below as the fillers come.
 
@@ -80,7 +72,9 @@ def lengthened(messages: list[dict], limit: int, count: Callable[[list[dict]], i
 
     best, most = chat(""), count(chat(""))
     for filler in FILLERS:
-        copies = bisect(lambda number, filler=filler: count(chat(filler * number)) <= limit, limit)
+        copies = bisect_right(
+            range(1, limit + 1), limit, key=lambda number, filler=filler: count(chat(filler * number))
+        )
         for end in ("", *FILLERS):
             found = chat(filler * copies + end)
             if most < (tokens := count(found)) <= limit:

@@ -164,7 +164,3 @@ def main(argv: list[str]) -> int:
         return 130
     print(f"report: {os.path.relpath(path)} ({path.stat().st_size / 1e6:.1f} MB), figures in {path.parent / 'figures'}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

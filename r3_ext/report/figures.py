@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -213,10 +212,6 @@ def hard_section(content: dict) -> Section:
     return section
 
 
-def _lines(*specs: Lines) -> Callable:
-    return lambda section, arms, by: add_lines(section, arms, specs, by)
-
-
 def add_groups(section: Section, arms: list[Arm], by: str) -> None:
     is_async = any(WAITING[0](row) is not None for arm in arms for run in arm.runs for row in run.rows)
     add_lines(section, arms, GROUPS + (IN_FLIGHT if is_async else ()), by)
@@ -248,7 +243,7 @@ def add_reflection(section: Section, arms: list[Arm], by: str) -> None:
 
 
 SECTIONS = (
-    ("dynamics", "Training dynamics", _lines(*DYNAMICS),
+    ("dynamics", "Training dynamics", sessions.lines(*DYNAMICS),
      "The paper's Figure 4 for these runs: the reward should rise while fewer groups are all right or all wrong, "
      "and entropy should not fall to zero."),
     ("validation", "Validation", add_validation,
@@ -258,10 +253,10 @@ SECTIONS = (
      "Every step's groups add up to the full height; those still dead at the top taught nothing of right and wrong "
      "(ngrpo and rl_zvp train them by their outcome). "
      "The all wrong are what R^3 is for; the all right it leaves alone, unless replay.outcome says otherwise."),
-    ("lengths", "Length and truncation", _lines(*LENGTHS),
+    ("lengths", "Length and truncation", sessions.lines(*LENGTHS),
      "Longer or more truncated answers without better accuracy are the alarm, shorter ones at equal accuracy the "
      "promise; validation is the mean over benchmarks."),
-    ("replay", "Replay: age and how far off policy", _lines(*REPLAY),
+    ("replay", "Replay: age and how far off policy", sessions.lines(*REPLAY),
      "Tails that widen and an effective sample size that falls mean that replay teaches from answers which the "
      "policy has left behind."),
     ("reflection", "Reflection and its transfer", add_reflection,

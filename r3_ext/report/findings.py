@@ -15,6 +15,7 @@ from r3_ext.report.readers import (
     ACCURACY,
     DEAD_SHARE,
     LENGTH,
+    MECHANISMS,
     RESCUED,
     SAMPLE_SIZE,
     SECONDS,
@@ -116,7 +117,7 @@ def seeds_of(arm: Arm) -> str:
 
 
 def _method(run: Run) -> str:
-    switches = [name for name in ("replay", "reflection", "ranking") if run.config.get(f"algorithm.r3.{name}.enable")]
+    switches = [name for name in MECHANISMS if run.config.get(f"algorithm.r3.{name}.enable")]
     return f"{run.method} ({', '.join(switches) or 'all mechanisms off'})" if run.method in R3.methods else run.method
 
 

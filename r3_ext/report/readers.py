@@ -52,6 +52,7 @@ def rescued_right(row: Row) -> float | None:
     return parts and row["groups/all_correct"] - parts[4]
 
 
+MECHANISMS = ("replay", "reflection", "ranking")
 TOTAL = get("groups/total")
 TRUNCATED = get("fresh/truncated/mean", "response_length/clip_ratio")
 LENGTH = get("response_length/mean", "fresh/response_length/mean")

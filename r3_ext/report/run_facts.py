@@ -5,16 +5,14 @@ import numpy as np
 from r3_ext.recipes import R3, recipe_of_trainer
 from r3_ext.record.cautions import what_it_shows
 from r3_ext.record.folder import INTERRUPTED, STOPPED
+from r3_ext.record.summary import THROWN_AWAY
 from r3_ext.report.findings import percent, total
-from r3_ext.report.readers import TOTAL, dead, get, mean_pass_at_1
+from r3_ext.report.readers import MECHANISMS, TOTAL, dead, get, mean_pass_at_1
 from r3_ext.report.runs import Arm, Run, clean
 from recipe.common.rows import PLAIN
 
 FINISHED, RUNNING, UNKNOWN = "finished", "is still running", "was trained"
 BROKEN_OFF = {STOPPED: "was stopped by SIGTERM", INTERRUPTED: "was interrupted", None: "was killed"}
-MECHANISMS = ("replay", "reflection", "ranking")
-THROWN_AWAY = get("training/filter_groups/evicted_samples")
-"""Groups without signal that dynamic sampling threw away: verl counts groups here, by whatever name."""
 
 
 def cautions(runs: list[Run]) -> list[str]:
@@ -85,5 +83,5 @@ def from_to(first: float, last: float) -> str:
 def groups_of(runs: list[Run]) -> tuple[int, int]:
     """Groups of answers, and how many of them were dead; with those that dynamic sampling threw away."""
     arm = Arm("", runs)
-    thrown = total(arm, THROWN_AWAY)
+    thrown = total(arm, get(THROWN_AWAY))
     return total(arm, TOTAL) + thrown, total(arm, dead) + thrown

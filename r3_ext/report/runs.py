@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from r3_ext.host.text import in_one_line
-from r3_ext.recipes import BASELINE, SESSION_SETTINGS, recipe_of_trainer
+from r3_ext.recipes import BASELINE, RECIPES, SESSION_SETTINGS, recipe_of_trainer
 from r3_ext.record.folder import is_held, read_starts
 from r3_ext.record.summary import generated_tokens, read_metrics
 from r3_ext.report.bands import Points
@@ -22,8 +22,8 @@ BOUND = 1e30
 """Values beyond are drawn as this, so that sums and squares of them stay finite."""
 MOST_SETTINGS = 20_000
 PER_RUN = re.compile(
-    r"(^|[._])seed$|^trainer\.(default_local_dir|experiment_name|project_name|logger|resume_\w+)|"
-    r"^algorithm\.r3\.history\.path$|^algorithm\.hgpo\.episodes$|^skip\."
+    r"(^|[._])seed$|^trainer\.(default_local_dir|experiment_name|project_name|logger|resume_\w+)|^skip\.|"
+    + "|".join(f"^{re.escape(key)}$" for recipe in RECIPES.values() for key in recipe.files)
 )
 """Settings in which runs of one arm may differ: seeds, and where a run writes."""
 BENCHMARK = re.compile(r"^(?:val/(?P<own>.+)/pass@1|val-core/(?P<verl>.+)/acc/mean@\d+)$", re.DOTALL)

@@ -25,7 +25,7 @@ MODEL are compared by what comes of them."""
 TARGET = "._target_"
 ONCE = ("trainer.resume_mode", "trainer.resume_from_path")
 """Settings of a single start: from which checkpoint it goes on."""
-PREPARED = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path")
+PREPARED = tuple(VARIABLES.values())
 """What the preparation of model and data finds."""
 OPTIONS = (
     *("method", "mode", "profile", "warm_start_steps", "world", "until_tokens", "until_turns"),

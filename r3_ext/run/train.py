@@ -12,6 +12,7 @@ from rich.console import Console
 
 from r3_ext.doctor import network
 from r3_ext.host import cluster, private_network, supervise
+from r3_ext.host.files import write_text
 from r3_ext.recipes import plays_sessions, recipe_of, recipe_of_config
 from r3_ext.record.console import RunDisplay
 from r3_ext.record.folder import INTERRUPTED, STOPPED
@@ -92,8 +93,8 @@ def command_of(
     command = [python, "-m", entry or recipe.entry, "--config-path", str(recipe.folder)]
     command += ["--config-name", recipe.base, "--config-dir", str(OWN_CONFIG), *overrides]
     command = private_network.wrap(command, network.needs(config), network.several_machines(config))
-    OmegaConf.save(config, start.folder / "config.yaml", resolve=True)
-    (start.folder / "environment.json").write_text(json.dumps(environment(command), indent=2) + "\n")
+    write_text(start.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_text(start.folder / "environment.json", json.dumps(environment(command), indent=2) + "\n")
     return command
 
 
@@ -137,13 +138,16 @@ def run(
                 budgets = start.options["until_tokens"], start.options.get("until_turns")
                 metrics = MetricsFile(start.folder, step, display, *budgets)
                 # The processes of a cluster are not below this one: their memory is not seen.
-                watched = [metrics.poll, nodes.check if nodes else MemoryLog(start.folder, sample_s).poll]
+                memory = None if nodes else MemoryLog(start.folder, sample_s)
+                watched = [metrics.poll, memory.poll if memory else nodes.check]
                 try:
                     code = train(start.folder, command, watched, config, (lock, machine))
                 except BudgetSpent:
                     code = 0
                 finally:
                     metrics.close()
+                    if memory:
+                        memory.close()
                 for name in nodes.lost() if nodes and code not in (0, STOPPED) else ():
                     display.say(f"error: {name} died")
         except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -61,12 +61,7 @@ def quoted(value: str | Path) -> str:
     text = str(value)
     if "${" in text or any(ord(char) < 32 for char in text):
         raise ValueError(f"{text!r} holds ${{ or a control character, which the settings cannot hold: rename it")
-    body = ""
-    backslashes = 0
-    for char in text:
-        body += "\\" * (backslashes + 1) + "'" if char == "'" else char
-        backslashes = backslashes + 1 if char == "\\" else 0
-    return f"'{body}{chr(92) * backslashes}'"
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def searchpath() -> str:

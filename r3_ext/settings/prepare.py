@@ -78,9 +78,10 @@ def check_place(name: str, path: str) -> None:
 
 def on_gpus(cache: Path, given: dict, named: set, tiny_model: dict, say, build: bool) -> dict:
     """What is given; DeepScaleR, and AIME 2024 for validation, from the hub where nothing is."""
-    benchmarks, chosen = cache / "benchmarks", {}
-    if MODEL in given:
-        chosen[MODEL] = model(given[MODEL])
+    if tiny_model.get("steps") is not None:
+        raise ValueError("--warm-start-steps concerns the tiny model of the profile embedded: leave it out")
+    benchmarks = cache / "benchmarks"
+    chosen = {MODEL: model(given[MODEL])} if MODEL in given else {}
     if isinstance(world := tiny_model.get("world"), TextWorld):
         return chosen | games(cache, world, given, named, say, build, asks_for_tags=True)
     if VAL in given:

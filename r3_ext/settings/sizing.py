@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from r3_ext.host.units import GIB
 from r3_ext.recipes import recipe_of_config
 from r3_ext.settings.compose import OWN_CONFIG, base_overrides, compose_config
+from recipe.common.config.lengths import longest_row
 
 USABLE_GIB = {80: 79.0, 40: 39.0, 24: 22.5}
 """Memory that nvidia-smi shows for cards sold with so many GB, rounded down (24: L4 and A10, the smallest)."""
@@ -202,10 +203,10 @@ def logit_bytes(config: DictConfig, architecture: Architecture) -> int:
 
 def micro_batch_tokens(config: DictConfig) -> int:
     """Most tokens in a micro-batch of the update."""
-    actor, data = config.actor_rollout_ref.actor, config.data
+    actor = config.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
         return actor.ppo_max_token_len_per_gpu
-    return (actor.ppo_micro_batch_size_per_gpu or 1) * (data.max_prompt_length + data.max_response_length)
+    return (actor.ppo_micro_batch_size_per_gpu or 1) * longest_row(config)
 
 
 SMALL = Architecture(hidden=1536, layers=28, heads=12, kv_heads=2, intermediate=8960, vocabulary=151936, head_size=128)

@@ -23,13 +23,13 @@ import json
 import math
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from r3_ext.data.check import may_be_any_truth
 from r3_ext.doctor.settings import check_values
+from r3_ext.host.files import write_text
 from r3_ext.recipes import check_kind
 from r3_ext.record.console import sayer
 from r3_ext.record.folder import STOPPED, claim
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
         judged = verdicts(args.out, design)
         tables.show_verdicts(design, judged, console)
         if args.only is None and args.worlds is None:
-            (args.out / "results.md").write_text(text.results(design, found, judged))
+            write_text(args.out / "results.md", text.results(design, found, judged))
     for cell in failed:
         console.print(f"failed: {cell}; call the same command again to repeat it", soft_wrap=True, highlight=False)
     return 1 if failed else 0
@@ -265,7 +265,7 @@ def summarise(out: Path, plan: dict, say) -> dict:
             if kept := [key for key in record.COUNTS if all(key in row for row in rows)]:
                 found[arm]["ledger"] = {key: sum(row[key] for row in rows) for key in kept}
         results["comparisons"].append({"seeds": [*next(iter(compared.values()))], "arms": found})
-    (out / "results.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
+    write_text(out / "results.json", json.dumps(to_json(results), indent=2) + "\n")
     figure.write(out, curves, plan["tokens"])
     return results
 
@@ -287,7 +287,7 @@ def verdicts(out: Path, design: Design) -> dict[str, hypotheses.Verdict | None]:
     values = [hypotheses.values_of(one, curves, design.budgets, design.worlds) for one in design.hypotheses]
     figure.write_families(out, list(zip(design.hypotheses, values, found.values(), strict=True)))
     written = {name: verdict and dataclasses.asdict(verdict) for name, verdict in found.items()}
-    (out / "verdicts.json").write_text(json.dumps(to_json(written), indent=2) + "\n")
+    write_text(out / "verdicts.json", json.dumps(to_json(written), indent=2) + "\n")
     return found
 
 
@@ -296,7 +296,3 @@ def recorded_curves(out: Path, design: Design) -> record.Curves:
     return record.read_curves(out) | {
         f"{folder}/{arm}": seeds for folder in design.budgets for arm, seeds in record.read_curves(out / folder).items()
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

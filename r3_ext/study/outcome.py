@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from r3_ext.record.summary import environment_steps, validation_accuracy
+from r3_ext.record.summary import environment_steps, generated_tokens, validation_accuracy
 from r3_ext.report.bands import t_interval
 from r3_ext.study.arms import TOKENS, TURNS
 
@@ -31,7 +31,7 @@ def curve_of(rows: list[dict], unit: str = TOKENS) -> Curve:
     """The curve of a cell from the rows of its metrics.jsonl; two (V,) arrays."""
     tokens, points = 0.0, []
     for row in rows:
-        tokens += environment_steps(row) if unit == TURNS else row.get("generated/tokens", 0)
+        tokens += environment_steps(row) if unit == TURNS else generated_tokens(row) or 0
         accuracy = validation_accuracy(row)
         if accuracy is not None:
             points.append((tokens, accuracy))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from r3_ext.evaluate.plan import fingerprint
+from r3_ext.host.files import write_text
 from r3_ext.settings.prepare import EMBEDDED, VARIABLES, digest
 from r3_ext.study import arms
 
@@ -78,4 +79,4 @@ def check_plan(out: Path, plan: dict) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if found := sorted(path.name for path in out.iterdir()):
         raise ValueError(f"{out} holds {', '.join(found[:3])} and no study, and stays as it is; take another --out")
-    file.write_text(json.dumps(plan, indent=2) + "\n")
+    write_text(file, json.dumps(plan, indent=2) + "\n")

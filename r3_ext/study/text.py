@@ -94,7 +94,7 @@ def verdict_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[s
 
 
 def world_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[str]:
-    """The contrast of each hypothesis in each world, their median, and how far one world moves the mean."""
+    """The contrast of each hypothesis in each world, their median and sign, and how far one world moves the mean."""
     rows = []
     for hypothesis in design.hypotheses:
         if verdict := verdicts[hypothesis.name]:
@@ -102,8 +102,11 @@ def world_table(design: Design, verdicts: dict[str, Verdict | None]) -> list[str
             others_W = (values_W.sum() - values_W) / (len(values_W) - 1)
             each = ", ".join(f"{world}: {value:+.2f}" for world, value in verdict.values.items())
             moved = f"{others_W.min():+.3f} to {others_W.max():+.3f}"
-            rows.append((hypothesis.says, each, f"{verdict.estimate:+.3f}", f"{np.median(values_W):+.3f}", moved))
-    return table(("hypothesis", "contrast in each world", "mean", "median", "mean without any one world"), rows)
+            above = f"{(values_W > 0).sum()} of {len(values_W)}"
+            mean, median = f"{verdict.estimate:+.3f}", f"{np.median(values_W):+.3f}"
+            rows.append((hypothesis.says, each, mean, median, above, moved))
+    head = ("hypothesis", "contrast in each world", "mean", "median", "worlds above 0", "mean without any one world")
+    return table(head, rows)
 
 
 def compared_with(arm: str) -> str:

@@ -109,20 +109,6 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict]) -> str
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-@torch.no_grad()
-def sample(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], max_new_tokens: int, seed: int = 0
-) -> list[tuple[str, bool]]:
-    """One answer per prompt text at temperature 1, and whether it was cut at the limit."""
-    batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        output = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=True, temperature=1.0, top_k=0)
-    answers = output[:, batch["input_ids"].shape[1] :]
-    truncated = (answers != tokenizer.eos_token_id).all(dim=1).tolist()
-    return list(zip(tokenizer.batch_decode(answers, skip_special_tokens=True), truncated, strict=True))
-
-
 class Example(NamedTuple):
     prompt: list[int]
     answer: list[int]

@@ -51,14 +51,11 @@ def draw_layouts(
     return found
 
 
-def game_files(layouts: list[Layout], folder: Path, workers: int | None = None) -> list[Path]:
-    """The .z8 file of each layout, with its .json beside it; those that are missing are made.
-
-    workers: processes; None: one for each core that this process may use.
-    """
+def game_files(layouts: list[Layout], folder: Path) -> list[Path]:
+    """The .z8 file of each layout, with its .json beside it; those that are missing are made."""
     paths = [folder / f"level{layout.level}-{_name(layout)}.z8" for layout in layouts]
     missing = [(layout, path) for layout, path in zip(layouts, paths, strict=True) if not path.exists()]
-    in_processes(make, missing, workers, "making games")
+    in_processes(make, missing, "making games")
     return paths
 
 
@@ -67,11 +64,11 @@ def _name(layout: Layout) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def in_processes(function: Callable, arguments: list[tuple], workers: int | None, title: str) -> list[Any]:
-    """function(*arguments) of each, in their order. TextWorld is not made for threads."""
+def in_processes(function: Callable, arguments: list[tuple], title: str) -> list[Any]:
+    """function(*arguments) of each, in their order, on all cores. TextWorld is not made for threads."""
     if not arguments:
         return []
-    workers = min(workers or core_count(), len(arguments))
+    workers = min(core_count(), len(arguments))
     # A fork of a process that has torch's threads may wait for ever; a new one loads TextWorld alone.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         asked = [pool.submit(function, *each) for each in arguments]

@@ -162,18 +162,18 @@ def draw_lists(games: Games) -> dict[str, list[Layout]]:
     }
 
 
-def task_lists(games: Games, cache: Path, workers: int | None = None) -> dict[str, TaskList]:
+def task_lists(games: Games, cache: Path) -> dict[str, TaskList]:
     """All lists of these settings; games that are missing in the cache are made."""
     drawn = draw_lists(games)
     layouts = [layout for split in SPLITS for layout in drawn[split]]
-    files = dict(zip(layouts, game_files(layouts, (cache / "games").absolute(), workers), strict=True))
+    files = dict(zip(layouts, game_files(layouts, (cache / "games").absolute()), strict=True))
     return {
         split: TaskList(split, [Task(each, files[each], digest(files[each]), games.seed) for each in drawn[split]])
         for split in SPLITS
     }
 
 
-def prepare(cache: str | Path, games: Games, workers: int | None = None, system: str = "") -> Prepared:
+def prepare(cache: str | Path, games: Games, system: str = "") -> Prepared:
     """Games, lists and rows of these settings. Beside the rows, tasks.json has the lists as they are, to be read.
 
     Args:
@@ -183,7 +183,7 @@ def prepare(cache: str | Path, games: Games, workers: int | None = None, system:
         ValueError: there are not so many games of a level.
     """
     cache = Path(cache)
-    lists = task_lists(games, cache, workers)
+    lists = task_lists(games, cache)
     folder = cache / f"{WORLD}-{sha256(*(each.digest for each in lists.values()), *filter(None, [system]))[:16]}"
     split = {"train": (TRAIN,), "val": (VAL,), "out_of_distribution": (NEW_NAMES, NEW_LEVEL)}
     paths = {name: folder / f"{name}.parquet" for name in split}

@@ -61,13 +61,13 @@ class Expert(TextWorldGame):
         return self.state.policy_commands[0]
 
 
-def walk_states(tasks: TaskList, walks: Walks, cache: Path, workers: int | None = None) -> list[State]:
+def walk_states(tasks: TaskList, walks: Walks, cache: Path) -> list[State]:
     """The states of all walks through the games of a list, in their order; kept in the cache."""
     inputs = {"version": VERSION, "games": tasks.digest, **asdict(walks)}
     file = cache / f"walks-{sha256(json.dumps(inputs, sort_keys=True))[:16]}.json"
     if not file.exists():
         asked = [(task.game, task.layout.objective, walks, f"{walks.seed}/{task.sha256}") for task in tasks.tasks]
-        found = [state for states in in_processes(walk, asked, workers, "walking") for state in states]
+        found = [state for states in in_processes(walk, asked, "walking") for state in states]
         write_text(file, json.dumps(found))
     return [
         State(task, [(seen, command) for seen, command in memory], *rest)

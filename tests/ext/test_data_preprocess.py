@@ -160,6 +160,14 @@ def test_our_own_files_can_be_read_again(tmp_path):
     assert list(origin["files"]) == ["a.parquet"]
 
 
+def test_rows_are_never_there_without_their_report(tmp_path, monkeypatch):
+    """A later start takes rows that are there, and reads the report."""
+    monkeypatch.setattr(write, "write_table", lambda path, table: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write.write_rows(tmp_path / "a.parquet", [write.to_row(data.Problem("q", "2", "x", 0), "x", "train")], {"n": 1})
+    assert [file.name for file in tmp_path.iterdir()] == ["a.parquet.json"]
+
+
 def test_nothing_left_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no rows left"):
         write.write_rows(tmp_path / "a.parquet", [])

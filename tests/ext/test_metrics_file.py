@@ -62,6 +62,16 @@ def test_torn_and_damaged_lines_hide_no_other(tmp_path):
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3]
 
 
+def test_tokens_of_verls_own_trainer_spend_the_budget_too(tmp_path):
+    verls = {"perf/total_num_tokens": 60, "response_length/mean": 10.0, "prompt_length/mean": 20.0}
+    file = MetricsFile(tmp_path, -1, Display(), until_tokens=40)
+    log(tmp_path, (1,), **verls, **{"val/x/pass@1": 0.5})
+    file.poll()
+    log(tmp_path, (2,), "a", **verls, **{"val/x/pass@1": 0.5})
+    with pytest.raises(BudgetSpent):
+        file.poll()
+
+
 def test_an_interrupted_copy_and_a_spent_budget_lose_nothing(tmp_path):
     class Interrupting(Display):
         def row(self, row: dict) -> None:

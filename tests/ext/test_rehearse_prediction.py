@@ -233,13 +233,18 @@ def test_the_memory_of_a_process_is_what_it_touches_and_its_growth_is_seen_betwe
 
 def test_a_log_writes_the_highest_sample_of_its_interval(tmp_path):
     log = memory.MemoryLog(tmp_path, every_s=1000)
-    readings = iter([{"a": 1.0}, {"a": 3.0}, {"a": 2.0}])
+    readings = iter([{"a": 1.0}, {"a": 3.0}, {"a": 2.0}, {"a": 50.0}, {"a": 4.0}])
     log._main = lambda now: next(readings)
     log.poll()  # the first at once
     log.poll()
     log.written = float("-inf")
     log.poll()
     assert [line["main"] for line in memory.read(tmp_path)] == [{"a": 1.0}, {"a": 3.0}]
+    log.poll()
+    log.poll()
+    log.close()
+    log.close()
+    assert [line["main"] for line in memory.read(tmp_path)][2:] == [{"a": 50.0}], "the end of a run counts"
     both = memory.higher(sample(0, 1, 10, 30), sample(1, 2, 20, 5))
     assert both["t"] == 1 and both["gpus"] == [20, 30]
 

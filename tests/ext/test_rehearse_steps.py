@@ -272,7 +272,7 @@ def test_a_recipe_is_rehearsed_on_its_own_trainer_whose_phases_are_there(name, m
 def test_what_cannot_be_rehearsed_is_refused(tmp_path, capsys):
     base = ["rehearse", "--profile", "embedded", "--outputs", str(tmp_path / "out")]
     assert main([*base, "--method", "grpo"]) == 2
-    assert "GRPO's steps beside them" in capsys.readouterr().out
+    assert "GRPO's steps beside those of r3" in capsys.readouterr().out
     assert main([*base, "--repeat", "0"]) == 2
     assert "--repeat must be more than 0" in capsys.readouterr().out
     assert main([*base, "--memory", "-3"]) == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from r3_ext.recipes import RECIPES
 from r3_ext.record.summary import WAYS, generated_tokens
 from r3_ext.report import figures, findings, opening, readers
 from r3_ext.report.bands import interval, limits, seed_band, smooth, thin, window_of
@@ -89,6 +90,18 @@ def test_runs_that_differ_in_seed_and_folder_only_are_one_arm(tmp_path):
     assert findings.facts(arms[0])["Seeds"] == "0, 1"
     labelled = arms_of([load_run(folder, label) for folder, label in zip(folders, "xyx", strict=True)])
     assert [(arm.label, len(arm.runs)) for arm in labelled] == [("x", 2), ("y", 1)]
+
+
+@pytest.mark.parametrize("key", [key for recipe in RECIPES.values() for key in recipe.files])
+def test_where_a_recipe_keeps_its_file_makes_no_arm_of_its_own(tmp_path, key):
+    _, recipe, *path = key.split(".")
+    folders = []
+    for name in "ab":
+        settings = str(tmp_path / name)
+        for part in reversed(path):
+            settings = {part: settings}
+        folders.append(write_run(tmp_path / name, [training_row(1)], {"algorithm": {recipe: settings}}))
+    assert [len(arm.runs) for arm in arms_of([load_run(folder) for folder in folders])] == [2]
 
 
 def test_without_a_config_every_run_is_an_arm_of_its_own(tmp_path):

@@ -166,7 +166,7 @@ def test_a_table_shows_what_hangs_on_one_world():
     found = judge(design.hypotheses, curves, design.budgets, design.worlds)
     assert found["gain"].values == {13: pytest.approx(-0.05), 14: pytest.approx(0.05), 15: pytest.approx(0.3)}
     assert (
-        "| R^3 ends above GRPO | 13: -0.05, 14: +0.05, 15: +0.30 | +0.100 | +0.050 | +0.000 to +0.175 |"
+        "| R^3 ends above GRPO | 13: -0.05, 14: +0.05, 15: +0.30 | +0.100 | +0.050 | 2 of 3 | +0.000 to +0.175 |"
         in text.world_table(design, found)
     )
 

@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from r3_ext.record.console import RunDisplay, closing_table, found_by, lists_table, step_line
-from r3_ext.record.summary import over_starts, read_metrics, summarise, validation_lists
+from r3_ext.record.console import RunDisplay, closing_table, found_by, group_rows, lists_table, step_line
+from r3_ext.record.summary import THROWN_AWAY, over_starts, read_metrics, summarise, validation_lists
 
 
 def row(step, score, **extra):
@@ -53,6 +53,18 @@ def test_counts_add_up_over_steps_and_kinds_of_rows():
     assert (summary["reward"]["first"], summary["reward"]["last"]) == (0.5, 0.9)
     assert summary["val"] == {"first": pytest.approx(0.3), "last": 0.5}
     assert summary["seconds"] == {"total": 60.0, "per_step_median": 2.0}
+
+
+def test_the_table_says_what_the_sentences_of_a_run_say():
+    """A group that replay rescued and ranking ranked is rescued once, and groups that were thrown away were dead."""
+    groups = {"all_wrong": 4, "all_correct": 0, "mixed": 0, "total": 4, "rescued_by_replay": 2, "ranked": 2}
+    groups |= {"still_dead": 1, "still_wrong": 1}
+    logged = {f"groups/{name}": number for name, number in groups.items()}
+    summary = summarise([row(1, 0.5, **logged, **{THROWN_AWAY: 3})], batch_size=4, n=4, seconds_total=1.0)
+    rows = dict(group_rows(summary))
+    assert rows["dead groups rescued"] == "2 by replay, 1 by ranking alone; 1 still dead, 1 of them all wrong"
+    assert rows["dead groups thrown away"] == "3"
+    assert "dead groups thrown away" not in dict(group_rows(summarise([row(1, 0.5)], 4, 4, 1.0)))
 
 
 def test_what_asking_again_found_is_added_up_by_way():

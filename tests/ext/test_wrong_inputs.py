@@ -138,7 +138,7 @@ RUN = [
     ("run --until-turns 0", "--until-turns must be at least 1, got 0"),
     ("run --until-turns 5", "--until-turns counts turns of sessions: with answers of one turn take --until-tokens"),
     ("rehearse --method hgpo --until-turns 300", "--until-turns is not known in steps: leave it out"),
-    ("rehearse --method dapo", "r3 and r3_paper are rehearsed, and GRPO's steps beside them"),
+    ("rehearse --method dapo", "GRPO's steps beside those of r3"),
     ("study --world seed=1", "seed is given twice"),
     ("run --profile embedded algorithm.r3.replay.kk=1", "nearest one is algorithm.r3.replay.k"),
     ("run --profile embedded algorithm.r3.seed=1", "algorithm.r3.seed is gone since 0.2.0: set data.seed"),

@@ -3,12 +3,12 @@
 import json
 import platform
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from r3_ext.run.environment import PACKAGES, git_says
+from r3_ext.host.hardware import PACKAGES, installed_version
+from r3_ext.run.environment import git_says
 
 
 class Record:
@@ -38,12 +38,7 @@ class Record:
 
 def environment(device: str, shapes) -> dict:
     """Hardware, commit and versions; what is not installed is left out."""
-    versions = {}
-    for package in (*PACKAGES, "flash-attn", "kernels"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = {name: version for name in PACKAGES if (version := installed_version(name))}
     on_gpu = device == "cuda"
     return {
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -91,7 +91,3 @@ def main(argv: list[str]) -> int:
         print(f"error: {printable(error)}", file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ is neither right nor wrong. One world is mostly noise, so the mean over the worl
 
 import argparse
 import csv
+import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from r3_ext.host.files import write_text
 from r3_ext.r3.probe.verdicts import OFF, ON, UNCLEAR
+from r3_ext.settings.compose import ROOT
 from r3_ext.study.command import recorded_curves
 from r3_ext.study.design import Design, read_design
 from r3_ext.study.hypotheses import Hypothesis, contrast_values, worlds_of
@@ -33,7 +35,7 @@ CONTRASTS = {
 VERDICTS, TABLE, PROBES = "verdicts.csv", "check.md", "probes.json"
 KEPT = ("figures", "foresight", "cost")
 """What PROBES keeps of each probe: what a rule goes by, and what it took."""
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,9 @@ def read(file: Path) -> list[Row]:
 
 def write(file: Path, rows: list[Row]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [",".join(asdict(rows[0])), *(_line(row) for row in rows)]
-    write_text(file, "\n".join(lines) + "\n")
-
-
-def _line(row: Row) -> str:
-    values = [f'"{value}"' if "," in str(value) else str(value) for value in asdict(row).values()]
-    return ",".join(values)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([asdict(rows[0]), *(asdict(row).values() for row in rows)])
+    write_text(file, text.getvalue())
 
 
 def read_probe(folder: Path) -> dict:
