@@ -44,14 +44,14 @@ def write_rows(path: str | Path, rows: list[dict], report: dict | None = None) -
     if not rows:
         raise ValueError(f"{path}: no rows left to write; counts: {(report or {}).get('counts')}")
     path = Path(path)
-    if report is not None:  # first: who finds the rows takes it that the report is there
-        write_text(path.with_name(path.name + ".json"), json.dumps(report, indent=2) + "\n")
-    write_table(path, pa.Table.from_pylist(rows, schema=SCHEMA))
+    write_table(path, pa.Table.from_pylist(rows, schema=SCHEMA), report)
 
 
-def write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table, report: dict | None = None) -> None:
     try:
         with replacing(path) as partial:
             pq.write_table(table, partial, compression="zstd")
+            if report is not None:  # before the rows have their name: who finds them takes it that it is there
+                write_text(path.with_name(path.name + ".json"), json.dumps(report, indent=2) + "\n")
     except pa.ArrowNotImplementedError as error:  # a group without a value, `{}`, in all rows
         raise ValueError(f"{path}: parquet cannot hold these rows ({first_line(error)})") from error

@@ -164,7 +164,8 @@ def processes_gib(config: DictConfig) -> float:
         config.transfer_queue.backend.SimpleStorage.num_data_storage_units,
     )
     agents, rewards, units = (-(-count // config.trainer.nnodes) for count in counts)
-    graders = (config.reward.get("reward_kwargs") or {}).get("grader_workers", 0)
+    is_own = config.reward.reward_manager.source == "importlib"  # verl's managers have no processes that grade
+    graders = (config.reward.get("reward_kwargs") or {}).get("grader_workers", 0) if is_own else 0
     # The command, verl's task runner and its load balancer; a GPU has a training rank, vLLM's server and its engine.
     heavy = 3 + agents + rewards + 3 * gpus
     light = 1 + units + rewards * graders  # 1: TransferQueue's controller

@@ -71,10 +71,11 @@ def generated_tokens(row: Mapping[str, float]) -> float | None:
     rows; None of a row without these."""
     if "generated/tokens" in row:
         return row["generated/tokens"]
-    length, prompt = row.get("response_length/mean"), row.get("prompt_length/mean")
-    if length is None or prompt is None or "perf/total_num_tokens" not in row or length + prompt <= 0:
+    names = "perf/total_num_tokens", "response_length/mean", "prompt_length/mean"
+    total, length, prompt = map(row.get, names)
+    if total is None or length is None or prompt is None or length + prompt <= 0:
         return None
-    return row["perf/total_num_tokens"] / (length + prompt) * length
+    return total / (length + prompt) * length
 
 
 def seconds_of(starts: list[dict]) -> float:

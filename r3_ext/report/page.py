@@ -16,7 +16,7 @@ from r3_ext.report.panels import Section, color_of
 from r3_ext.report.run_facts import cautions
 from r3_ext.report.runs import Arm, Run, all_play
 
-TITLE = "Training report"
+TITLE = "Training report of r3"
 TITLES = (TITLE, "R³ training report", "Training report: sessions")
 """By which a page is known as ours; all but the first are those of earlier versions."""
 MOST_EPISODES = 3

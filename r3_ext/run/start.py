@@ -255,6 +255,8 @@ def _new(args: argparse.Namespace, given: dict, default_profile: Callable[[], st
         "cache": str(CACHE),
     }
     options = defaults | given["options"]
+    if options["profile"] != EMBEDDED and options.get("warm_start_steps") is not None:
+        raise ValueError("--warm-start-steps concerns the tiny model of the profile embedded: leave it out")
     experiment = args.experiment or f"{trainer_name(options['method'], options['mode'])}_{options['profile']}"
     folder = args.outputs / experiment / (args.run or datetime.now().strftime("%Y%m%d-%H%M%S"))
     claim(folder.absolute())

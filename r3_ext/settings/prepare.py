@@ -78,8 +78,6 @@ def check_place(name: str, path: str) -> None:
 
 def on_gpus(cache: Path, given: dict, named: set, tiny_model: dict, say, build: bool) -> dict:
     """What is given; DeepScaleR, and AIME 2024 for validation, from the hub where nothing is."""
-    if tiny_model.get("steps") is not None:
-        raise ValueError("--warm-start-steps concerns the tiny model of the profile embedded: leave it out")
     benchmarks = cache / "benchmarks"
     chosen = {MODEL: model(given[MODEL])} if MODEL in given else {}
     if isinstance(world := tiny_model.get("world"), TextWorld):

@@ -162,10 +162,16 @@ def test_our_own_files_can_be_read_again(tmp_path):
 
 def test_rows_are_never_there_without_their_report(tmp_path, monkeypatch):
     """A later start takes rows that are there, and reads the report."""
-    monkeypatch.setattr(write, "write_table", lambda path, table: (_ for _ in ()).throw(KeyboardInterrupt))
+    row, file = write.to_row(data.Problem("q", "2", "x", 0), "x", "train"), tmp_path / "a.parquet"
+    write.write_rows(file, [row], {"n": 1})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UnicodeEncodeError):
+        write.write_rows(file, [row | {"data_source": "\ud800"}], {"n": 2})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    monkeypatch.setattr(write, "write_text", lambda path, text: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        write.write_rows(tmp_path / "a.parquet", [write.to_row(data.Problem("q", "2", "x", 0), "x", "train")], {"n": 1})
-    assert [file.name for file in tmp_path.iterdir()] == ["a.parquet.json"]
+        write.write_rows(tmp_path / "b.parquet", [row], {"n": 1})
+    assert {path.name for path in tmp_path.iterdir()} == before.keys()
 
 
 def test_nothing_left_is_an_error(tmp_path):

@@ -165,8 +165,3 @@ def test_a_tiny_model_is_validated_on_own_problems(prepared, tmp_path, monkeypat
 def test_settings_of_the_tiny_model(prepared, tiny_model, variables, message):
     with pytest.raises(ValueError, match=message):
         prepared("embedded", tiny_model=tiny_model, **variables)
-
-
-def test_a_profile_of_gpus_has_no_tiny_model_to_warm_start(prepared):
-    with pytest.raises(ValueError, match="--warm-start-steps concerns the tiny model of the profile embedded"):
-        prepared("gpu_1x80gb", tiny_model={"steps": 9})

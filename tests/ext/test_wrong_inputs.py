@@ -128,6 +128,7 @@ RUN = [
     ("run --run foreign --profile embedded", "stays as it is"),
     ("run --warm-start-steps 0", "--warm-start-steps must be at least 1, got 0"),
     ("run --warm-start-steps many", "invalid int value"),
+    ("run --profile gpu_1x80gb --warm-start-steps 5", "concerns the tiny model of the profile embedded: leave it out"),
     ("run --until-tokens 0", "--until-tokens must be at least 1, got 0"),
     ("run --until-tokens=-5", "--until-tokens must be at least 1, got -5"),
     ("run --change", "--change is for a run that there is already"),

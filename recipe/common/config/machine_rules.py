@@ -167,7 +167,7 @@ def wandb_fault() -> str | None:
     netrc = os.environ.get("NETRC") or "~/.netrc"
     settings = os.path.join(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings")
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    words = {"~/_netrc": (host,), netrc: (host,)}
+    words = dict.fromkeys((netrc, "~/_netrc"), (host, "api.wandb.ai", "default"))
     words |= dict.fromkeys((settings, "wandb/settings"), ("api_key", "mode", "base_url"))
     if any(word in text_of(path) for path, of in words.items() for word in of):
         return None
