@@ -44,6 +44,11 @@ def sha256(*parts: bytes | str | Path) -> str:
     return digest.hexdigest()
 
 
+def key_of(inputs: dict) -> str:
+    """16 hex digits by which what is made of these settings is kept in a cache."""
+    return sha256(json.dumps(inputs, sort_keys=True))[:16]
+
+
 def json_lines(path: Path) -> list[Any]:
     """The value of each line, None for one that cannot be read; nothing where there is no file.
 

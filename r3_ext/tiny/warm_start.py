@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from r3_ext.data import problems as problem_data
 from r3_ext.data import read, write
-from r3_ext.host.files import replacing, sha256
+from r3_ext.host.files import key_of, replacing
 from r3_ext.tiny import sorting, tasks, tiny_model
 from r3_ext.tiny.tasks import Lesson
 from r3_ext.tiny.world import Sorting, World, parse
@@ -283,10 +283,6 @@ def problems(cache_dir: str | Path) -> tuple[Path, Path]:
     for path, table in zip((train, val), tables, strict=True):
         write.write_table(path, table)
     return train, val
-
-
-def key_of(inputs: dict) -> str:
-    return sha256(json.dumps(inputs, sort_keys=True))[:16]
 
 
 def build(folder: Path, course: Course, templates: list[str], settings: Settings, inputs: dict) -> None:

@@ -3,8 +3,6 @@
 A game takes 0.8 CPU seconds, most of it in Inform 7's compilers, which TextWorld brings along, and 400 KB.
 """
 
-import hashlib
-import json
 import multiprocessing
 import os
 import random
@@ -22,6 +20,7 @@ from textworld import GameMaker, GameOptions
 from textworld.generator import compile_game
 from textworld.generator.game import Event, Game, Quest
 
+from r3_ext.host.files import key_of
 from r3_ext.host.hardware import core_count
 from r3_ext.worlds.layout import Layout, Nouns, draw, opposite
 from recipe.hgpo.environments.textworld_games import TextWorldGame
@@ -60,8 +59,7 @@ def game_files(layouts: list[Layout], folder: Path) -> list[Path]:
 
 
 def _name(layout: Layout) -> str:
-    made_of = {"version": VERSION, "textworld": version("textworld"), **asdict(layout)}
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+    return key_of({"version": VERSION, "textworld": version("textworld"), **asdict(layout)})
 
 
 def in_processes(function: Callable, arguments: list[tuple], title: str) -> list[Any]:

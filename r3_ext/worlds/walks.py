@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import textworld
 
-from r3_ext.host.files import sha256, write_text
+from r3_ext.host.files import key_of, write_text
 from r3_ext.worlds.games import in_processes
 from r3_ext.worlds.layout import ALL_NOUNS, DIRECTIONS, Nouns
 from r3_ext.worlds.lists import TaskList
@@ -64,7 +64,7 @@ class Expert(TextWorldGame):
 def walk_states(tasks: TaskList, walks: Walks, cache: Path) -> list[State]:
     """The states of all walks through the games of a list, in their order; kept in the cache."""
     inputs = {"version": VERSION, "games": tasks.digest, **asdict(walks)}
-    file = cache / f"walks-{sha256(json.dumps(inputs, sort_keys=True))[:16]}.json"
+    file = cache / f"walks-{key_of(inputs)}.json"
     if not file.exists():
         asked = [(task.game, task.layout.objective, walks, f"{walks.seed}/{task.sha256}") for task in tasks.tasks]
         found = [state for states in in_processes(walk, asked, "walking") for state in states]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from r3_ext.host.files import replacing, sha256
+from r3_ext.host.files import key_of, replacing
 from r3_ext.tiny import tiny_model
 from r3_ext.tiny.warm_start import WarmStart
 from r3_ext.worlds.lists import TRAIN, Games
@@ -50,7 +50,7 @@ def prepare(cache: str | Path, **settings) -> WarmStart:
     tasks = prepare_tasks(cache, chosen.games)
     states = walk_states(tasks.lists[TRAIN], chosen.walks, cache)
     inputs = {"version": VERSION, "games": tasks.lists[TRAIN].digest, **asdict(chosen)}
-    folder = cache / f"player-{sha256(json.dumps(inputs, sort_keys=True))[:16]}"
+    folder = cache / f"player-{key_of(inputs)}"
     if not folder.exists():
         with replacing(folder) as partial:
             report = {**teach(partial / "model", states, chosen), "inputs": inputs}
