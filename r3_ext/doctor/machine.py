@@ -19,6 +19,7 @@ from r3_ext.host.hardware import core_count, cpu_flags, main_memory
 from r3_ext.host.supervise import SOCKETS
 from r3_ext.host.units import GIB, human
 from recipe.common.config import machine_rules
+from recipe.common.reward.truths import is_own_manager
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -164,8 +165,7 @@ def processes_gib(config: DictConfig) -> float:
         config.transfer_queue.backend.SimpleStorage.num_data_storage_units,
     )
     agents, rewards, units = (-(-count // config.trainer.nnodes) for count in counts)
-    is_own = config.reward.reward_manager.source == "importlib"  # verl's managers have no processes that grade
-    graders = (config.reward.get("reward_kwargs") or {}).get("grader_workers", 0) if is_own else 0
+    graders = (config.reward.get("reward_kwargs") or {}).get("grader_workers", 0) if is_own_manager(config) else 0
     # The command, verl's task runner and its load balancer; a GPU has a training rank, vLLM's server and its engine.
     heavy = 3 + agents + rewards + 3 * gpus
     light = 1 + units + rewards * graders  # 1: TransferQueue's controller

@@ -66,7 +66,7 @@ class MemoryLog:
         if self.highest is not None:
             with open(self.file, "a") as file:
                 file.write(json.dumps(self.highest) + "\n")
-        self.highest = None
+            self.highest = None
 
     def _main(self, now: float) -> dict[str, float]:
         """GiB by title of all processes below this one; in full as often as `CORE_SHARE` allows."""

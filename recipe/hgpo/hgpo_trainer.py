@@ -45,7 +45,7 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 class HGPOMixin(FixedStepsMixin, BaselineMixin):
     """Advantages of nested groups on a trainer of verl's; step_weight 0 and episode_weight 1 is verl's GRPO,
-    but that tasks whose sessions do not differ get 0."""
+    except that tasks whose sessions do not differ get 0."""
 
     WORKER = CountingActorRolloutRefWorker
 

@@ -18,7 +18,7 @@ Differs from verl's GRPO on sessions (`python -m verl.trainer.main_ppo algorithm
 1. a turn is compared with turns of its task that share its last states   algorithm.hgpo
 2. the number of optimizer steps does not depend on the number of turns   algorithm.hgpo.rows_per_step
 
-With step_weight 0 and episode_weight 1 the advantages are verl's, but that tasks whose sessions do not differ get 0.
+With step_weight 0 and episode_weight 1 the advantages are verl's, except that tasks whose sessions do not differ get 0.
 """
 
 import hydra

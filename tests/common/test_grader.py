@@ -31,6 +31,10 @@ def boxed(answer: str) -> str:
     return f"So the answer is \\boxed{{{answer}}}."
 
 
+def test_is_correct_grades_the_boxed_answer():
+    assert is_correct(boxed("1+x"), "x+1") and not is_correct(boxed("2+x"), "x+1") and not is_correct("x+1", "x+1")
+
+
 EQUAL = r"""
 3/2 | \frac{3}{2} | 1.5 | 1\frac12 | 1 1/2
 x=5 | 5 | x = \frac{10}{2} = 5

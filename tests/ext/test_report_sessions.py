@@ -5,6 +5,7 @@ import json
 import pytest
 
 from r3_ext.report import episodes
+from r3_ext.report import page as page_text
 from r3_ext.report.command import write
 from r3_ext.report.figures import all_sections
 from r3_ext.report.opening import opening
@@ -102,7 +103,7 @@ def test_text_of_games_and_models_is_text_in_the_terminal_and_on_the_page(tmp_pa
     html = write([folder]).read_text()
     page = Tags(html)
     assert not page.tags & {"img", "script"} and "onerror=alert(1)" in page.text
-    assert "level 0: 8 turns of 5 sessions, +0.61" in page.text
+    assert page_text.TITLE in page.text and "level 0: 8 turns of 5 sessions, +0.61" in page.text
     words = page.text.replace("r3 ", "")
     assert not [word for word in ("eplay", "eflect", "R^3", "R³", "anked", "escue") if word in words]
     figures = {file.stem for file in (folder / "figures").iterdir()}

@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.common.checks import Refused
 from recipe.common.reward.first_rows import check_first_rows
+from recipe.common.reward.judge import MANAGER, judge_of
+from recipe.common.reward.truths import OWN_MANAGER
 from recipe.hgpo.config import hgpo_config, settings_table
 from recipe.hgpo.config.hgpo_config import HGPOConfig, SessionConfig, describe, load_hgpo_config, load_session_config
 from recipe.hgpo.config.hgpo_rules import broken_rules, rows_are_tasks, validate_hgpo_config
@@ -221,4 +223,9 @@ def test_ground_truths_of_sessions_are_no_mathematics(with_settings, tmp_path):
     file, prompt = tmp_path / "games.parquet", [{"role": "user", "content": "Play."}]
     row = {"prompt": prompt, "data_source": "games", "reward_model": {"ground_truth": "unknown"}}
     pq.write_table(pa.Table.from_pylist([row] * 2), file)
-    check_first_rows(with_settings({"data.train_files": str(file), "data.val_files": str(file)}))
+    config = with_settings({"data.train_files": str(file), "data.val_files": str(file)})
+    check_first_rows(config)
+    assert judge_of(row, config) == MANAGER and config.reward.reward_manager.name == "naive"
+    config.reward.reward_manager = {"source": "importlib", "name": "R3RewardManager", "module": {"path": OWN_MANAGER}}
+    with pytest.raises(ValueError, match="'unknown' stands for no answer"):
+        check_first_rows(config)

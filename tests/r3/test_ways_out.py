@@ -48,9 +48,7 @@ PACKED = "actor_rollout_ref.model.use_remove_padding=True"
 
 def cases(folder: Path) -> dict[str, tuple[str, ...]]:
     """Overrides that break a rule, by what they are about."""
-    (folder / "mine.py").write_text(
-        MINE + "async def later(data_source, solution_str, ground_truth, extra_info): ...\n"
-    )
+    (folder / "mine.py").write_text(MINE)
     mine = f"{FUNCTION}.path={folder}/mine.py"
     return {
         "kinds": (

@@ -25,7 +25,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.checks import Broken, leaves, setting
-from recipe.common.reward.truths import OWN_MANAGER
+from recipe.common.reward.truths import OWN_MANAGER, is_own_manager
 
 LEGACY = ("custom_reward_function", "reward_model", "sandbox_fusion")
 """verl's older sections, null unless somebody sets them."""
@@ -53,7 +53,7 @@ def migrated(config: DictConfig) -> DictConfig:
 
     new = migrate_legacy_reward_impl(deepcopy(config))
     manager = new.reward.reward_manager
-    if manager.source == "importlib" and manager.module.path == OWN_MANAGER and manager.name != OWN_NAME:
+    if is_own_manager(new) and manager.name != OWN_NAME:
         known = manager.name in registered()
         # A name that nobody has registered was one of an older verl: what is asked then is the recipe's own.
         manager.source, manager.name = ("register", manager.name) if known else ("importlib", OWN_NAME)
@@ -106,7 +106,7 @@ def registered() -> list[str]:
 def reward_manager(config: DictConfig) -> Iterator[Broken]:
     """What the reward manager of recipe/common takes over from verl, and what verl can look up."""
     manager = config.reward.reward_manager
-    is_own = manager.source == "importlib" and manager.module.path == OWN_MANAGER
+    is_own = is_own_manager(config)
     sandbox = OmegaConf.select(config, "reward.sandbox_fusion.url")
     if manager.source not in ("register", "importlib"):
         near = f"{MANAGER}.source=register" if manager.name in registered() else OWN

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.common.outcome import correct_from
 from recipe.common.reward.function import RewardFunction, Verdict
 from recipe.common.reward.math.pool import grade
-from recipe.common.reward.truths import OWN_MANAGER, accepted_answers
+from recipe.common.reward.truths import accepted_answers, is_own_manager
 from recipe.common.reward.verls import verls_reward
 
 FUNCTION, VERL, GRADER, MANAGER = "function", "verl", "grader", "manager"
@@ -53,7 +53,7 @@ def judge_of(row: Mapping, config: DictConfig) -> str:
         config: of a run; `reward` is read.
     """
     manager, has_function = config.reward.reward_manager, own_function(config) is not None
-    is_ours = manager.source == "importlib" and manager.module.path == OWN_MANAGER
+    is_ours = is_own_manager(config)
     if has_function and (is_ours or manager.source == "register"):  # verl's managers ask it too
         return FUNCTION
     if not is_ours:

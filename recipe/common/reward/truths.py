@@ -13,10 +13,22 @@
 # limitations under the License.
 """What `reward_model.ground_truth` may hold: one answer, or a list of answers of which any will do."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 OWN_MANAGER = "pkg://recipe.common.reward.manager"
 """The reward manager that reads ground truths by these rules, unless it is given a function."""
+
+
+def is_own_manager(config: DictConfig) -> bool:
+    """Whether rewards come from the recipes' manager, by whatever name in it."""
+    manager = config.reward.reward_manager
+    return manager.source == "importlib" and manager.module.path == OWN_MANAGER
 
 
 def accepted_answers(truth) -> list[str]:

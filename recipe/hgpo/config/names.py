@@ -13,7 +13,8 @@
 # limitations under the License.
 """Names that settings, formulas and rows share."""
 
-MEAN_STD_NORM, _ = NORMS = ("mean_std_norm", "mean_norm")
+MEAN_STD_NORM = "mean_std_norm"
+NORMS = (MEAN_STD_NORM, "mean_norm")
 PAPER, RELEASE = WEIGHTS = ("paper", "release")
 AGENT_NAME = "session"
 """The agent loop, in rows and settings."""
