@@ -1,0 +1,125 @@
+"""What is told of R^3 and its rivals, in worlds of facts and of sorting, is what the records give."""
+
+import csv
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from r3_ext.settings.compose import ROOT
+from r3_ext.study.outcome import accuracy_at
+from tests.benchmarks.rivals import (
+    FACTS,
+    FAMILIES,
+    RESULTS,
+    RIVALS,
+    RUNS,
+    SORTING,
+    Cells,
+    arm_rows,
+    asked_rows,
+    both_rows,
+    gradient_rows,
+    paid_rows,
+    rescue_rows,
+    step_rows,
+    steps_of,
+    told,
+    twice_rows,
+    verdict_row,
+    verdicts_of,
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_page_has_every_verdict_and_what_hangs_on_single_worlds(name):
+    text, verdicts = (RESULTS / name / "README.md").read_text(), verdicts_of(name)
+    assert len(verdicts) == {FACTS: 10, SORTING: 5}[name]
+    assert all(found["worlds"] == found["planned"] == 20 for found in verdicts.values())
+    assert [key for key, found in verdicts.items() if verdict_row(found) not in text] == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_prompts_cost_arms_and_two_runs_of_one_method_are_told_as_the_record_has_them(name):
+    text, cells = (RESULTS / name / "README.md").read_text(), Cells(name)
+    assert len(cells.worlds) == 20
+    rows = [*paid_rows(cells), *arm_rows(cells), *twice_rows(cells)]
+    assert [row for row in rows if row not in text] == []
+
+
+def test_the_sentences_on_facts_follow_from_its_record():
+    text, cells = " ".join((RESULTS / FACTS / "README.md").read_text().split()), Cells(FACTS)
+    mean = {method: cells.mean(method, cells.budget) for method in ("R^3", *RIVALS)}
+    ours, base = mean["R^3"], mean["GRPO"]
+    lost = [(base - mean[rival]).mean() / (ours - mean[rival]).mean() for rival in ("dapo", "rl_zvp", "grpo_extra")]
+    assert "that is {:.0f}, {:.0f} and {:.0f} % of R^3's lead".format(*(100 * share for share in lost)) in text
+    read = {method: cells.read(method).mean() for method in RUNS}
+    assert "reads {R^3:.2f} prompt tokens for each generated one, GRPO {GRPO:.2f}".format(**read) in text
+    end = cells.mean("GRPO", 30000, accuracy_at)
+    gains = [(cells.mean("R^3", tokens, accuracy_at) - end).mean() for tokens in (30000, 26000)]
+    assert "R^3 is {:.3f} above GRPO, and {:.3f} with R^3 at 26,000".format(*gains) in text
+    gained = dict(zip(cells.worlds, ours - base, strict=True))
+    first = np.mean([gained[w] for w in range(401, 406)]), np.mean([gained[w] for w in range(406, 421)])
+    assert "R^3 less GRPO is {:+.3f} in the first five worlds and {:+.3f} in the others".format(*first) in text
+    assert f"Without world 414 R^3 is {np.mean([gained[w] for w in cells.worlds if w != 414]):.3f} above GRPO" in text
+    deviations = sorted(np.std(ours - mean[rival], ddof=1) for rival in RIVALS)
+    assert "deviations of {:.3f} to {:.3f} over the worlds".format(deviations[0], deviations[-1]) in text
+    p = [stats.ttest_1samp(cells.paid(rival), 0).pvalue for rival in RIVALS]
+    assert min(p) * len(p) > 0.05, "none of the right column is shown"
+
+
+KINDS = ("replayed", "plain"), ("replayed", "reflection"), ("first epoch", "plain")
+
+
+def test_the_sentences_on_sorting_follow_from_its_record():
+    text, cells = " ".join((RESULTS / SORTING / "README.md").read_text().split()), Cells(SORTING)
+    mean = {method: cells.mean(method, cells.budget) for method in ("R^3", *cells.rivals)}
+    others = [told(mean[rival] - mean["GRPO"]) for rival in ("dapo", "rl_zvp", "grpo_extra")]
+    assert "DAPO less GRPO is {}, RL-ZVP {}, further answers {}.".format(*others) in text
+    read = {method: cells.read(method).mean() for method in RUNS}
+    assert "reads {R^3:.2f} prompt tokens for each generated one, GRPO {GRPO:.2f}".format(**read) in text
+    first = {method: cells.mean(method, 0, accuracy_at).mean() for method in RUNS}
+    assert f"R^3's is {first['GRPO'] - first['R^3']:.3f} below GRPO's" in text
+    ours = mean["R^3"] - mean["GRPO"]
+    value = ", ".join(f"`{arm}` alone {told(cells.mean(arm, 60000) - mean['GRPO'])}" for arm in RUNS["R^3"])
+    assert value.replace("alone", "alone is", 1).replace(")", ") to GRPO", 1) in text
+    end = {method: cells.mean(method, 60000, accuracy_at) for method in mean}
+    lost = told(end["R^3"] - end["GRPO"]), *(f"{(end['R^3'] - end[m]).mean():+.3f}" for m in ("rl_zvp", "grpo_extra"))
+    assert "R^3 is {} to GRPO, {} to RL-ZVP and {} to further answers".format(*lost) in text
+    gained = dict(zip(cells.worlds, ours, strict=True))
+    looks = np.mean([gained[w] for w in range(421, 438)]), np.mean([gained[w] for w in range(438, 441)])
+    assert "R^3 less GRPO is {:+.3f} in the first 17 and {:+.3f} in the last three".format(*looks) in text
+
+
+def test_where_sorting_is_lost_is_told_as_steps_and_replayed_answers_have_it():
+    text = (RESULTS / SORTING / "README.md").read_text()
+    assert [row for row in (*step_rows(), *gradient_rows(), *asked_rows()) if row not in text] == []
+    steps = [row for row in steps_of(SORTING) if row["arm"] in RUNS["R^3"] and int(row["step"]) >= 9]
+    assert len(steps) > 200 and not any(float(row["asked_plainly"] or 0) for row in steps)
+    with open(RESULTS / SORTING / "working.csv", newline="") as lines:
+        rows = [*csv.DictReader(lines)]
+    answers, without = (
+        {key: sum(int(row[column]) for row in rows if (row["kind"], row["prompt"]) == key) for key in KINDS}
+        for column in ("answers", "without_working")
+    )
+    (plain, reflected, first), text = KINDS, " ".join(text.split())
+    replayed = answers[plain] + answers[reflected]
+    assert replayed == 2 * Cells(SORTING).count("R^3", "replayed_rows").sum()
+    assert f"Of {replayed} replayed rows {answers[plain]} are answers to the plain prompt" in text
+    assert f"{without[plain] + without[reflected]} have a working that does not give the answer in the box" in text
+    assert without[reflected] == answers[reflected] and f"all {answers[reflected]} that reflection found" in text
+    assert f"{without[first]:,} of the {answers[first]:,} different right plain answers" in text
+
+
+def test_readme_and_docs_have_both_families_as_their_verdicts_are():
+    readme, docs = ((ROOT / page).read_text() for page in ("README.md", "docs/results.md"))
+    assert [row for row in both_rows() if row not in readme or row not in docs] == []
+    assert [row for row in (*rescue_rows(), *asked_rows()) if row not in docs] == []
+    found = {name: verdicts_of(name)["over_grpo"] for name in FAMILIES}
+    facts, sorting = (f"({one['low']:+.3f} to {one['high']:+.3f})" for one in found.values())
+    text = " ".join(readme.split())
+    facts_found, sorting_found = (row.split("|")[2].split(", ")[1].strip() for row in asked_rows())
+    shares = f"{facts_found} of the all-wrong groups in facts found a right answer, and {sorting_found} in sorting"
+    assert f"Asked again under reflection, {shares}" in text
+    assert f"is {found[FACTS]['estimate']:.3f} of Pass@1 above GRPO on average over the budget {facts}" in text
+    assert f"it is {-found[SORTING]['estimate']:.3f} below {sorting}" in text
