@@ -78,8 +78,6 @@ ARMS = {
     "both": Arm("R^3, every row trained, failures replayed, too", "r3", _replay(trains="all", outcome="both")),
     "failures": Arm("R^3, every row trained, failures replayed only", "r3", _replay(trains="all", outcome="wrong")),
     "next_epoch": Arm("R^3, only stored answers replayed", "r3", _replay(same_step="False")),
-    # Is it what reflection finds, or are it right answers that came by luck?
-    "reflected": Arm("R^3, only what asking again found is replayed", "r3", _replay(outcome="reflected")),
     "contrast": Arm("R^3, replayed answers in mean and std only", "r3", _replay(trains="fresh")),
     "more": Arm("R^3, two right answers replayed to a group", "r3", _replay(k="2")),
     "next_visit": Arm("R^3, all-wrong groups asked at the next visit", "r3", _asked("next_visit")),
@@ -94,6 +92,7 @@ ARMS = {
         ("algorithm.r3.reflection.min_attempts=1000000", "algorithm.r3.reflection.rounds=null"),
     ),
     "restart": Arm("R^3, known problems restarted from a part of a right answer", "r3", _asked("at_once", "restart")),
+    "reflected": Arm("R^3, only what reflection found is replayed", "r3", ended="995577c"),
     "sparing": Arm("R^3, all-wrong groups asked at once, sparingly", "r3", ended="62b5f38"),
     "wrong_content": Arm("+CCR with answers to other problems", "r3", ended="cde174c"),
     "serr_literal": Arm(

@@ -111,6 +111,23 @@ def test_where_sorting_is_lost_is_told_as_steps_and_replayed_answers_have_it():
     assert f"{without[first]:,} of the {answers[first]:,} different right plain answers" in text
 
 
+def test_what_came_of_replaying_only_what_reflection_found_is_told_as_its_record_has_it():
+    page, rows = (RESULTS / "luck" / "README.md").read_text(), steps_of("luck")
+    assert [key for key, found in verdicts_of("luck").items() if verdict_row(found) not in page] == []
+
+    def mean(arm: str, column: str, steps) -> float:
+        of_arm = (row for row in rows if row["arm"] == arm and int(row["step"]) in steps)
+        return np.mean([float(row[column]) for row in of_arm if row[column]])
+
+    arms, text, late = ("reflected", "r3"), " ".join(page.split()), range(9, 99)
+    replayed, norm = ([mean(arm, of, late) for arm in arms] for of in ("replayed_rows", "grad_norm"))
+    before = [mean(arm, "grad_norm", range(1, 9)) for arm in arms]
+    assert "it replayed {:.2f} rows a step, `r3` {:.2f}".format(*replayed) in text
+    assert "norm was {:.2f}, with `r3` {:.2f}; before step 9 it is {:.2f} and {:.2f}".format(*norm, *before) in text
+    for step in (5, 10, 15):
+        assert "{:.3f} and {:.3f}".format(*(mean(arm, "pass@1", [step]) for arm in arms)) in text
+
+
 def test_readme_and_docs_have_both_families_as_their_verdicts_are():
     readme, docs = ((ROOT / page).read_text() for page in ("README.md", "docs/results.md"))
     assert [row for row in both_rows() if row not in readme or row not in docs] == []

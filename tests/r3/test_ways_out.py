@@ -132,7 +132,6 @@ def cases(folder: Path) -> dict[str, tuple[str, ...]]:
         "restarted and not replayed": (f"{R3}.reflection.ask=restart", f"{R3}.replay.enable=False"),
         "restarted from nothing": (f"{R3}.reflection.ask=restart", f"{ROLLOUT}.calculate_log_probs=False"),
         "any prompt": (f"{R3}.replay.outcome=any_prompt",),
-        "reflected without reflection": (f"{R3}.replay.outcome=reflected", f"{R3}.reflection.enable=False"),
         "ranked": ("reward.reward_kwargs.correct_from=0.5",),
         "held without a batch that waits": (
             "trainer.v1.trainer_mode=r3_colocate_async",

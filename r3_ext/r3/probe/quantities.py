@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe.common.validation import bootstrap, pass_at_k, percentiles
-from recipe.r3.config.r3_config import REFLECTED, R3Config
+from recipe.r3.config.r3_config import R3Config
 
 Figure = list[float]
 """[value, low, high]"""
@@ -198,7 +198,7 @@ def measure(plain: Plain, reflected: Reflected, seed: int, r3: R3Config, batch_s
     """All figures but the ranking's foresight, as these settings and a batch of so many prompts would have them."""
     found, most = groups(plain), r3.reflection.cap(batch_size) / batch_size
     opened_P = opened(plain, reflected, found["all_wrong"]) * asked_part(reflected.asked_P.mean(), most)
-    right, wrong = r3.replay.outcome not in ("wrong", REFLECTED), r3.replay.outcome in ("both", "wrong")
+    right, wrong = r3.replay.outcome != "wrong", r3.replay.outcome in ("both", "wrong")
     figures = {name: share(found[name]) for name in ("mixed", "all_right", "all_wrong", "rankable")}
     drawn_P = right * found["drawn_right"] + wrong * found["drawn_wrong"]
     return figures | {

@@ -53,7 +53,6 @@ WHEN = NEXT_VISIT, NEXT_STEP, AT_ONCE = "next_visit", "next_step", "at_once"
 ADAPTIVE = "adaptive"
 RESTARTS = "restart"
 ANY_PROMPT = "any_prompt"
-REFLECTED = "reflected"
 ASK = REFLECTION, PLAIN, ADAPTIVE, RESTARTS
 
 ATTEMPT_WORDS = (
@@ -97,11 +96,9 @@ class ReplayConfig(BaseConfig):
     the policy before the update, as for fresh rows. What became unlikely since is not pushed down further by `tapered`
     (TOPR, arXiv 2503.14286, does so answer by answer). It acts with replay.outcome=both or wrong alone."""
     outcome: str = "correct"
-    """[U] Replay `correct` answers only, into all-wrong groups, `wrong` ones only, `both` as the paper does, right ones
-    that were `reflected`, or right ones to `any_prompt`. A wrong answer of long ago teaches an all-right group little,
-    and pushes down what right ones share with it. Of a problem that is wrong nearly always, a right answer to the plain
-    prompt may be luck, and `reflected` leaves it out: it takes what a reflection prompt or a restart found. Answers to
-    any query, each under its own prompt, are there to compare with."""
+    """[U] Replay `correct` answers only, into all-wrong groups, `wrong` ones only, `both` as the paper does, or right
+    ones to `any_prompt`. A wrong answer of long ago teaches an all-right group little, and pushes down what right ones
+    share with it. Answers to any query, each under its own prompt, are there to compare with."""
     trains: str = "replayed"
     """[U] Which rows of a group with replayed rows take their advantage from eq. (3): `replayed`, `fresh` or `all`, as
     in the paper. With `replayed` the fresh ones keep what GRPO gives them; with `fresh` the others enter mean and std
@@ -123,7 +120,7 @@ class ReplayConfig(BaseConfig):
         ok = self.reflected_unless is None or is_pattern(self.reflected_unless)
         _require(ok, "replay.reflected_unless", "be a regular expression or null", self.reflected_unless)
         names = {
-            "outcome": (ANY_PROMPT, "both", "correct", REFLECTED, "wrong"),
+            "outcome": (ANY_PROMPT, "both", "correct", "wrong"),
             "trains": ("all", "fresh", "replayed"),
             "correction": ("current", "tapered"),
         }
@@ -246,7 +243,6 @@ def describe(r3: R3Config) -> list[str]:
         "; wrong ones weigh less once unlikely" if r3.is_tapered else ", as for fresh ones"
     )
     kinds = {"both": "answers", "correct": "right answers", "wrong": "wrong answers"}
-    kinds |= {REFLECTED: "right answers that asking again found"}
     answers = kinds.get(r3.replay.outcome, "right answers to any query")
     replay = f"k={r3.replay.k} {answers}, their old log-probs: {correction}"
     reflection = f"below {r3.reflection.threshold:g} after {r3.reflection.min_attempts} attempts"

@@ -32,7 +32,6 @@ from recipe.r3.config.r3_config import (
     KEY,
     NEXT_STEP,
     NEXT_VISIT,
-    REFLECTED,
     RESTARTS,
     R3Config,
     ReflectionConfig,
@@ -120,7 +119,6 @@ def _on_own_settings(config: DictConfig, r3: R3Config) -> Iterator[Broken]:
     yield from _groups_whole(actor, r3)
     yield from _taper_knows(rollout, r3)
     yield from _any_prompt_alone(r3)
-    yield from _reflected_by_reflection(r3)
 
 
 def _estimator(name: str) -> Iterator[Broken]:
@@ -293,12 +291,4 @@ def _any_prompt_alone(r3: R3Config) -> Iterator[Broken]:
             f"{KEY}.replay.outcome: {ANY_PROMPT} finds an answer for every dead group, so that none is left to be "
             "asked again",
             (f"{KEY}.reflection.enable=False", f"{KEY}.replay.outcome=correct"),
-        )
-
-
-def _reflected_by_reflection(r3: R3Config) -> Iterator[Broken]:
-    if r3.replay.enable and r3.replay.outcome == REFLECTED and not r3.reflection.enable:
-        yield Broken(
-            f"{KEY}.replay.outcome: {REFLECTED} needs {KEY}.reflection.enable=True, which finds what is replayed",
-            (f"{KEY}.reflection.enable=True", f"{KEY}.replay.outcome=correct", f"{KEY}.replay.enable=False"),
         )

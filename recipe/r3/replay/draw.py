@@ -21,11 +21,11 @@ import torch
 from recipe.common.outcome import dead_outcome
 from recipe.common.prompts import Prompts
 from recipe.common.rows import PLAIN, REFLECTION, RESTART, RowTag, groups_of
-from recipe.r3.config.r3_config import ANY_PROMPT, REFLECTED, ReplayConfig
+from recipe.r3.config.r3_config import ANY_PROMPT, ReplayConfig
 from recipe.r3.history.store import History, Sample
 from recipe.r3.replay.rows import Replay
 
-RIGHT = "correct", REFLECTED, ANY_PROMPT
+RIGHT = "correct", ANY_PROMPT
 """Outcomes of `replay.outcome` that are for all-wrong groups alone."""
 
 
@@ -79,10 +79,8 @@ class Replayer:
         groups = groups_of(keys, tags).values()
         for positions in sorted(groups, key=lambda positions: (tags[positions[0]].group, tags[positions[0]].variant)):
             outcome = dead_outcome([tags[position] for position in positions])
-            if (variant := tags[positions[0]].variant) == RESTART:
+            if tags[positions[0]].variant == RESTART:
                 continue  # it begins where a right answer does
-            if self.config.outcome == REFLECTED and variant != PLAIN:
-                continue
             if outcome is None or self.config.outcome not in ("both", *(("wrong",) if outcome else RIGHT)):
                 continue
             if samples := self._draw(tags[positions[0]], not outcome, rng, new):
@@ -110,7 +108,7 @@ class Replayer:
             correct,
             config.k - len(own),
             rng,
-            variants=self._variants(is_plain),
+            variants=(PLAIN, REFLECTION, RESTART) if is_plain and not of_any else (PLAIN,),
             max_length=self.max_response_length,
             min_version=-1 if config.max_age is None else self._step - 1 - config.max_age,
             accepts=self._has_prompt if of_any else accepts,
@@ -120,12 +118,6 @@ class Replayer:
         found = [s for s in new if s.variant == REFLECTION and s.correct and s.query_id == tag.group]
         found = sorted(filter(accepts, found), key=lambda sample: sample.tokens.tolist())  # they arrive in any order
         return samples + rng.sample(found, min(config.k - len(samples), len(found)))
-
-    def _variants(self, is_plain: bool) -> tuple[str, ...]:
-        """Prompts under which answers were born that a group may get."""
-        if self.config.outcome == REFLECTED:
-            return REFLECTION, RESTART
-        return (PLAIN, REFLECTION, RESTART) if is_plain and self.config.outcome != ANY_PROMPT else (PLAIN,)
 
     def _restarted(self, tag: RowTag, rng: random.Random, new: Iterable[Sample]) -> list[Sample]:
         """Right answers of this step that go on from a part of a stored one, before those that are stored."""
