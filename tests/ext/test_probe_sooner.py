@@ -90,11 +90,14 @@ def test_every_figure_lies_in_its_interval_and_fewer_answers_find_less(seed):
     ("counts", "verdict", "ask"),
     [
         ((60, 40, 10), "on", "reflection"),
-        ((60, 4, 16), "on", "plain"),
+        ((60, 4, 16), "unclear", "plain"),
+        # What plain answers find is no reason to ask by reflection.
+        ((60, 0, 40, 40), "off", None),
         ((60, 20, 16), "on", "adaptive"),
         # Seven that one way alone rescues say little of which finds more.
         ((60, 7, 0, 10), "unclear", "adaptive"),
-        ((60, 1, 4, 68), "unclear", "adaptive"),
+        ((60, 1, 4, 68), "off", None),
+        ((60, 4, 4, 68), "unclear", "adaptive"),
         ((7, 7, 0, 9), "unclear", "adaptive"),
         ((60, 1, 0, 68), "off", None),
         ((0, 0, 0, 128), "off", None),
@@ -125,10 +128,11 @@ def test_asked_sooner_reflection_is_switched_by_what_either_way_finds():
     later, at_once = (report_of(*answers(60, 8, 30, 140), when=when) for when in ("next_visit", "at_once"))
     assert later["sooner"]["ask"] == at_once["sooner"]["ask"] == "plain"
     assert "algorithm.r3.reflection.enable=False" in later["overrides"] and later["r3"] == "unclear"
-    on = ["algorithm.r3.reflection.enable=True", "algorithm.r3.reflection.ask=plain"]
-    assert [line for line in at_once["overrides"] if ".reflection." in line] == on and at_once["r3"] == "on"
+    ask = ["algorithm.r3.reflection.ask=plain"]
+    assert [line for line in at_once["overrides"] if ".reflection." in line] == ask and at_once["r3"] == "unclear"
     compose_config(["+profile=embedded", "+method=r3", "algorithm.r3.reflection.when=at_once", *at_once["overrides"]])
-    assert any(line.startswith("sooner:     ON, reflection.ask=plain: 30 %") for line in report.text(at_once))
+    assert any(line.startswith("sooner:     UNCLEAR, reflection.ask=plain: 30 %") for line in report.text(at_once))
+    assert any("--method grpo_extra" in line for line in report.text(at_once))
 
 
 def test_where_nothing_is_found_sooner_reflection_is_switched_off():
