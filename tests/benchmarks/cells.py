@@ -5,7 +5,7 @@
 
 FOLDER/steps.csv: each step of each cell whose metrics are there. Asked and found are all-wrong groups that were asked
 again in the step, and those with a right answer then. With --model, whose tokenizer reads the answers of worlds of
-sorting, FOLDER/working.csv: right answers of R^3's cells, and how many of them have a working, the digits before the
+sorting, FOLDER/working.csv: right answers of these cells, and how many of them have a working, the digits before the
 box, that does not give the boxed answer.
 """
 

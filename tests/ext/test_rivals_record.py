@@ -56,8 +56,8 @@ def test_the_sentences_on_facts_follow_from_its_record():
     read = {method: cells.read(method).mean() for method in RUNS}
     assert "reads {R^3:.2f} prompt tokens for each generated one, GRPO {GRPO:.2f}".format(**read) in text
     end = cells.mean("GRPO", 30000, accuracy_at)
-    gains = [(cells.mean("R^3", tokens, accuracy_at) - end).mean() for tokens in (30000, 26000)]
-    assert "R^3 is {:.3f} above GRPO, and {:.3f} with R^3 at 26,000".format(*gains) in text
+    gains = [told(cells.mean("R^3", tokens, accuracy_at) - end) for tokens in (30000, 26000)]
+    assert "R^3 is {} to GRPO, and {} with R^3 at 26,000".format(*gains) in text
     gained = dict(zip(cells.worlds, ours - base, strict=True))
     first = np.mean([gained[w] for w in range(401, 406)]), np.mean([gained[w] for w in range(406, 421)])
     assert "R^3 less GRPO is {:+.3f} in the first five worlds and {:+.3f} in the others".format(*first) in text
@@ -97,7 +97,7 @@ def test_where_sorting_is_lost_is_told_as_steps_and_replayed_answers_have_it():
     steps = [row for row in steps_of(SORTING) if row["arm"] in RUNS["R^3"] and int(row["step"]) >= 9]
     assert len(steps) > 200 and not any(float(row["asked_plainly"] or 0) for row in steps)
     with open(RESULTS / SORTING / "working.csv", newline="") as lines:
-        rows = [*csv.DictReader(lines)]
+        rows = [row for row in csv.DictReader(lines) if row["arm"] in RUNS["R^3"]]
     answers, without = (
         {key: sum(int(row[column]) for row in rows if (row["kind"], row["prompt"]) == key) for key in KINDS}
         for column in ("answers", "without_working")
@@ -136,7 +136,42 @@ def test_readme_and_docs_have_both_families_as_their_verdicts_are():
     facts, sorting = (f"({one['low']:+.3f} to {one['high']:+.3f})" for one in found.values())
     text = " ".join(readme.split())
     facts_found, sorting_found = (row.split("|")[2].split(", ")[1].strip() for row in asked_rows())
-    shares = f"{facts_found} of the all-wrong groups in facts found a right answer, and {sorting_found} in sorting"
-    assert f"Asked again under reflection, {shares}" in text
+    shares = f"{facts_found} in facts found a right answer, and {sorting_found} in sorting"
+    assert f"Of the all-wrong groups that were asked under reflection, {shares}" in text
     assert f"is {found[FACTS]['estimate']:.3f} of Pass@1 above GRPO on average over the budget {facts}" in text
     assert f"it is {-found[SORTING]['estimate']:.3f} below {sorting}" in text
+
+
+def test_what_the_docs_say_beside_the_tables_follows_from_the_records():
+    text = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    ends = {name: Cells(name) for name in FAMILIES}
+    found = {
+        (name, tokens): cells.mean("R^3", tokens, accuracy_at) - cells.mean("GRPO", cells.budget, accuracy_at)
+        for name, cells in ends.items()
+        for tokens in (cells.budget, 26000)
+    }
+    at = {key: (f"{abs(of.mean()):.3f}", told(of).partition(" ")[2]) for key, of in found.items()}
+    full, paid, lost = at[FACTS, 30000], at[FACTS, 26000], at[SORTING, 60000]
+    assert f"R^3 is {full[0]} above GRPO in facts {full[1]}, and {paid[0]} with its prompts paid for {paid[1]}" in text
+    assert f"in sorting it is {lost[0]} below {lost[1]}" in text
+    first = {
+        (name, way): [
+            sum(float(row[f"{of}_{way}"] or 0) for row in steps_of(name) if is_first(row, steps))
+            for of in ("found", "asked")
+        ]
+        for name, steps in ((FACTS, 4), (SORTING, 8))
+        for way in ("by_reflection", "plainly")
+    }
+    told_of = {key: "{:.0f} of {:.0f}".format(*of) for key, of in first.items()}
+    assert (
+        f"reflection found {told_of[FACTS, 'by_reflection']} in facts and {told_of[SORTING, 'by_reflection']}" in text
+    )
+    assert f"plain answers {told_of[FACTS, 'plainly']} and {told_of[SORTING, 'plainly']}" in text
+    luck = verdicts_of("luck")["sorting_reflected"]
+    shown = f"{luck['estimate']:+.3f} of Pass@1 on average over the budget, {luck['low']:+.3f} to {luck['high']:+.3f}"
+    assert shown in text
+
+
+def is_first(row: dict[str, str], steps: int) -> bool:
+    """Whether it is of R^3 and of its first epoch, which has so many steps."""
+    return row["arm"] in RUNS["R^3"] and int(row["step"]) <= steps

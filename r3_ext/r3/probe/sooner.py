@@ -6,8 +6,8 @@ answers are all wrong is asked again under reflection, with one of them as the a
 answers are. It is rescued by a right answer: under reflection by one that replay may draw into it.
 
     verdict   of the share of an epoch's groups that reflection rescues, as in verdicts.py: next to nothing is off. What
-              plain answers find counts for nothing: GRPO with further plain answers gained nothing in 40 worlds, and
-              R^3 lost to GRPO in the 20 in which they alone found much (examples/results/rivals_sorting)
+              plain answers find counts for nothing: GRPO with further plain answers was not shown to gain in 40 worlds,
+              and R^3 was below GRPO in the 20 in which plain answers found more (examples/results/rivals_sorting)
     ask       the way that rescues more for a generated token, where the whole interval says so; else `adaptive`, by
               which the run finds out. So it is where fewer than `LEAST` groups were rescued by one way alone
 """
@@ -117,8 +117,8 @@ def judge(figures: dict[str, Figure], asked: int, n: int, when: str) -> Sooner:
     verdict = by_way[REFLECTION]
     ask = None if verdict == OFF else _ask(found, asked)
     told = [*reasons, *_told(found, n)]
-    if verdict != ON and by_way[PLAIN] != OFF:
-        told.append("plain answers alone find enough: further ones (--method grpo_extra) gained nothing on GRPO so far")
+    if verdict != ON and by_way[PLAIN] == ON:
+        told.append("plain answers reach far enough: further ones (--method grpo_extra) are not shown to gain on GRPO")
     return Sooner(verdict, [*told, *_way_out(verdict, when)], ask)
 
 
@@ -149,7 +149,9 @@ def _told(found: dict[str, Figure], n: int) -> Iterator[str]:
 def _way_out(verdict: str, when: str) -> Iterator[str]:
     if verdict == OFF:
         yield "by reflection next to nothing is found: " + (
-            "leave reflection.when as it is" if when == NEXT_VISIT else "switch off algorithm.r3.reflection.enable"
+            "leave reflection.when as it is"
+            if when == NEXT_VISIT
+            else "switch off algorithm.r3.reflection.enable, or take --method grpo"
         )
     elif when == NEXT_VISIT:
         yield f"with reflection.when={NEXT_VISIT} the first epoch asks none of them; {NEXT_STEP} and {AT_ONCE} do"
