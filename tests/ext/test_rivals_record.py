@@ -172,6 +172,16 @@ def test_what_the_docs_say_beside_the_tables_follows_from_the_records():
     assert shown in text
 
 
+@pytest.mark.parametrize(("name", "verdict", "number"), [(FACTS, "on", 10), (SORTING, "unclear", 11)])
+def test_the_probes_of_these_worlds_are_told_as_they_were(name, verdict, number):
+    text, found = (ROOT / "docs" / "probe.md").read_text(), (RESULTS / name / "probe" / "check.md").read_text()
+    [mean] = [line for line in found.splitlines() if line.startswith(f"| r3 | {verdict} | {number} | ")]
+    [row] = [line for line in text.splitlines() if line.startswith(f"| {FAMILIES[name]} | 4")]
+    assert f"| {verdict} in {number} of {number} | {mean.split(' | ')[3].removesuffix(' |')}" in row
+    if name == FACTS:
+        assert "Right in 5 of 10 " in found and "at least 0.02 in [5]" in row
+
+
 def is_first(row: dict[str, str], steps: int) -> bool:
     """Whether it is of R^3 and of its first epoch, which has so many steps."""
     return row["arm"] in RUNS["R^3"] and int(row["step"]) <= steps

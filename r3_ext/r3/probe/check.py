@@ -104,10 +104,10 @@ def table(rows: Iterable[Row], design: Design, curves: dict) -> str:
         lines.append(f"| {row.world or 'default'} | {row.seed} | {row.mechanism} | {row.verdict} | {told} | {right} |")
     judged = [is_right(row.verdict, gained, matters) for row, gained, matters in gains]
     right, wrong = judged.count(True), judged.count(False)
-    if not right + wrong:
+    least = sorted({matters for _, gained, matters in gains if gained is not None})
+    if not least:
         return "\n".join(lines) + "\n"
     lines += ["", f"Right in {right} of {right + wrong} that training has tested: on claims an effect of at least"]
-    least = sorted({matters for _, gained, matters in gains if gained is not None})
     lines[-1] += f" {' or '.join(map('{:g}'.format, least))} of Pass@1, off a smaller one."
     lines += ["", "| | probe | worlds trained | mean effect, 95 % interval |", "|---|---|---|---|"]
     for mechanism in CONTRASTS:
