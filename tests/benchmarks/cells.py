@@ -11,16 +11,16 @@ box, that does not give the boxed answer.
 
 import argparse
 import csv
-import json
 import re
-import sqlite3
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from transformers import AutoTokenizer
+from r3_ext.host.stores import load_tokenizer, meta_of, snapshot
+from r3_ext.r3.history.shared import read_samples
+from r3_ext.record.summary import read_metrics, validation_accuracy
+from recipe.common.rows import PLAIN
+from recipe.r3.history.file import HISTORY
 
 COLUMNS = {
     "grad_norm": "actor/grad_norm",
@@ -30,20 +30,18 @@ COLUMNS = {
     "asked_plainly": "reflection/by_plain/asked",
     "found_plainly": "reflection/by_plain/found",
 }
-REPLAYED = (
-    "SELECT s.variant, r.times, p.tokens FROM replays r JOIN samples s ON s.id = r.sample_id JOIN payloads p USING (id)"
-)
-STORED = (
-    "SELECT variant, 1, tokens FROM samples JOIN payloads USING (id) WHERE correct AND variant = 'plain' AND step <= ?"
-)
 
 
 def steps(folder: Path, arm: str) -> Iterator[tuple]:
     for cell in sorted(folder.glob(f"{arm}/seed_*/metrics.jsonl")):
-        for row in map(json.loads, cell.read_text().splitlines()):
-            accuracy = next((f"{row[key]:.4f}" for key in row if re.fullmatch(r"val/\w+/pass@1", key)), "")
+        for row in read_metrics(cell):
+            accuracy = validation_accuracy(row)
             found = (f"{row[key]:.4g}" if key in row else "" for key in COLUMNS.values())
-            yield (arm, cell.parent.name.removeprefix("seed_"), row["step"], accuracy, *found)
+            yield (arm, seed_of(cell), row["step"], "" if accuracy is None else f"{accuracy:.4f}", *found)
+
+
+def seed_of(file: Path) -> str:
+    return file.parent.name.removeprefix("seed_")
 
 
 def gives_its_answer(text: str) -> bool:
@@ -53,17 +51,20 @@ def gives_its_answer(text: str) -> bool:
     return bool(box) and re.sub(r"\D", "", working) == box[1]
 
 
-def working(folder: Path, arm: str, tokenizer, first_epoch: int) -> Iterator[tuple]:
+def working(folder: Path, arm: str, model: str, first_epoch: int) -> Iterator[tuple]:
     for cell in sorted(folder.glob(f"{arm}/seed_*/history.sqlite")):
         found, without = Counter(), Counter()
-        db = sqlite3.connect(f"file:{cell}?mode=ro", uri=True)
-        for kind, rows in (("replayed", db.execute(REPLAYED)), ("first epoch", db.execute(STORED, (first_epoch,)))):
-            for variant, times, tokens in rows:
-                text = tokenizer.decode(np.frombuffer(zlib.decompress(tokens), "<i4"))
-                found[kind, variant] += times
-                without[kind, variant] += times * (not gives_its_answer(text))
-        db.close()
-        yield from ((arm, cell.parent.name.removeprefix("seed_"), *key, n, without[key]) for key, n in found.items())
+        with snapshot(str(cell), HISTORY) as db:
+            tokenizer, times = load_tokenizer(model, meta_of(db), HISTORY), Counter()
+            for sample_id, groups in db.execute("SELECT sample_id, times FROM replays"):
+                times[sample_id] += groups
+            for sample, _, _ in read_samples(db, str(cell), "correct", ()):
+                is_first = sample.variant == PLAIN and sample.step <= first_epoch
+                lacks = not gives_its_answer(tokenizer.decode(sample.tokens))
+                for kind, number in (("replayed", times[sample.id]), ("first epoch", int(is_first))):
+                    found[kind, sample.variant] += number
+                    without[kind, sample.variant] += number * lacks
+        yield from ((arm, seed_of(cell), *key, number, without[key]) for key, number in found.items() if number)
 
 
 def write(file: Path, head: tuple, rows: list[tuple]) -> None:
@@ -76,14 +77,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of an experiment's cells, ARM/seed_N")
     parser.add_argument("out", type=Path)
     parser.add_argument("--arms", nargs="+", required=True)
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model")
     parser.add_argument("--first-epoch", type=int, default=0, help="its steps")
     args = parser.parse_args()
     found = [row for arm in args.arms for row in steps(args.folder, arm)]
     write(args.out / "steps.csv", ("arm", "seed", "step", "pass@1", *COLUMNS), found)
     if args.model:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        found = [row for arm in args.arms for row in working(args.folder, arm, tokenizer, args.first_epoch)]
+        found = [row for arm in args.arms for row in working(args.folder, arm, args.model, args.first_epoch)]
         write(args.out / "working.csv", ("arm", "seed", "kind", "prompt", "answers", "without_working"), found)
 
 

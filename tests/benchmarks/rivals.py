@@ -11,6 +11,7 @@ import argparse
 import csv
 import itertools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,8 @@ from r3_ext.study.command import recorded_curves
 from r3_ext.study.design import Design, read_design
 from r3_ext.study.figure import contrasts
 from r3_ext.study.hypotheses import judge
-from r3_ext.study.outcome import accuracy_at, mean_accuracy, spread
+from r3_ext.study.outcome import accuracy_at, mean_accuracy
+from r3_ext.study.text import mean_and_interval, on_single_worlds
 
 RESULTS = ROOT / "examples" / "results"
 FACTS, SORTING = "rivals_facts", "rivals_sorting"
@@ -54,8 +56,9 @@ class Cells:
     """The record of a plan, by method."""
 
     def __init__(self, name: str):
-        by_place, counts = recorded_curves(RESULTS / name, design_of(name)), record.read_ledger(RESULTS / name)
-        self.budget = design_of(name).experiments[0].tokens
+        design = design_of(name)
+        by_place, counts = recorded_curves(RESULTS / name, design), record.read_ledger(RESULTS / name)
+        self.budget = design.experiments[0].tokens
         self.curves = {place.partition("/")[2]: of for place, of in by_place.items()}
         self.counts = {place.partition("/")[2]: of for place, of in counts.items()}
         self.worlds = sorted(set.intersection(*(set(of) for of in self.curves.values())))
@@ -84,16 +87,11 @@ class Cells:
         return self.mean("R^3", tokens_W) - self.mean(rival, self.budget)
 
 
-def told(values_W: np.ndarray) -> str:
-    found = spread([*values_W])
-    return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
-
-
 def paid_rows(cells: Cells) -> list[str]:
     """R^3 less each method, at equal generated tokens and at equal tokens in all."""
     ours_W = cells.mean("R^3", cells.budget)
-    equal = {rival: told(ours_W - cells.mean(rival, cells.budget)) for rival in cells.rivals}
-    return [f"| {RIVALS[rival][1]} | {of} | {told(cells.paid(rival))} |" for rival, of in equal.items()]
+    equal = {rival: mean_and_interval(ours_W - cells.mean(rival, cells.budget)) for rival in cells.rivals}
+    return [f"| {RIVALS[rival][1]} | {of} | {mean_and_interval(cells.paid(rival))} |" for rival, of in equal.items()]
 
 
 def arm_rows(cells: Cells) -> list[str]:
@@ -122,11 +120,9 @@ def twice_rows(cells: Cells) -> list[str]:
 
 def verdict_row(found: dict) -> str:
     """A verdict as the pages tell it: with worlds above 0, their median, and the mean without any one world."""
-    values_W = np.array([*found["values"].values()])
-    without_W = (values_W.sum() - values_W) / (len(values_W) - 1)
     ends = (f"{found[f'{of}low']:+.3f} to {found[f'{of}high']:+.3f}" for of in ("", "corrected_"))
-    hangs = f"{(values_W > 0).sum()} | {np.median(values_W):+.3f} | {without_W.min():+.3f} to {without_W.max():+.3f}"
-    return f"| {found['estimate']:+.3f} | {' | '.join(ends)} | {found['verdict']} | {hangs} |"
+    hangs = on_single_worlds(found["values"].values())
+    return f"| {found['estimate']:+.3f} | {' | '.join((*ends, found['verdict'], *hangs))} |"
 
 
 def both_rows() -> list[str]:
@@ -152,7 +148,10 @@ def rescue_rows() -> list[str]:
 
     def gained(method: str) -> list[str]:
         found = [cells if method in (*cells.rivals, "R^3") else None for cells in of]
-        return [told(c.mean(method, c.budget) - c.mean("GRPO", c.budget)) if c else "not trained" for c in found]
+        return [
+            mean_and_interval(c.mean(method, c.budget) - c.mean("GRPO", c.budget)) if c else "not trained"
+            for c in found
+        ]
 
     rows = {
         "groups of GRPO that are all wrong": share("GRPO", "groups_all_wrong", "groups_total"),
@@ -169,18 +168,19 @@ def steps_of(name: str) -> list[dict[str, str]]:
         return [*csv.DictReader(lines)]
 
 
+def asked_again(name: str, arms: tuple[str, ...], way: str, steps: float = math.inf) -> tuple[float, float]:
+    """All-wrong groups that were asked again in that way up to that step, and those with a right answer then."""
+    cells = [row for row in steps_of(name) if row["arm"] in arms and int(row["step"]) <= steps]
+    return tuple(sum(float(row[f"{of}_{way}"] or 0) for row in cells) for of in ("asked", "found"))
+
+
 def asked_rows() -> list[str]:
-    """All-wrong groups that were asked again and those of them with a right answer then: by reflection, plainly by
-    R^3, plainly by GRPO with further answers."""
+    """What was found by reflection, plainly by R^3, plainly by GRPO with further answers."""
+    ways = (RUNS["R^3"], "by_reflection"), (RUNS["R^3"], "plainly"), (("grpo_extra",), "plainly")
     rows = []
     for name, family in FAMILIES.items():
-        cells = steps_of(name)
-        shown = []
-        for arms, way in ((RUNS["R^3"], "by_reflection"), (RUNS["R^3"], "plainly"), (("grpo_extra",), "plainly")):
-            asked, found = (
-                sum(float(row[f"{of}_{way}"] or 0) for row in cells if row["arm"] in arms) for of in ("asked", "found")
-            )
-            shown.append(f"{found:.0f} of {asked:,.0f}, {100 * found / asked:.0f} %")
+        pairs = (asked_again(name, arms, way) for arms, way in ways)
+        shown = (f"{found:.0f} of {asked:,.0f}, {100 * found / asked:.0f} %" for asked, found in pairs)
         rows.append(f"| {family} | {' | '.join(shown)} |")
     return rows
 
@@ -215,15 +215,14 @@ def step_rows(at: tuple[int, ...] = (4, 8, 10, 12, 14)) -> list[str]:
 
 def draw(file: Path) -> None:
     """R^3 less each method in every world of both plans."""
-    judged = []
+    judged, labels = [], dict(RIVALS.values())
     for name, family in FAMILIES.items():
         design = design_of(name)
         verdicts = judge(design.hypotheses, recorded_curves(RESULTS / name, design), design.budgets, design.worlds)
         for hypothesis in design.hypotheses:
             if hypothesis.family == "main":
-                label = next(label for key, label in RIVALS.values() if key == hypothesis.name)
-                verdict = verdicts[hypothesis.name]
-                judged.append((replace(hypothesis, says=f"{family}: R^3 above {label}"), verdict.values, verdict))
+                says, verdict = f"{family}: R^3 above {labels[hypothesis.name]}", verdicts[hypothesis.name]
+                judged.append((replace(hypothesis, says=says), verdict.values, verdict))
     with matplotlib.rc_context(STYLE):
         contrasts(judged).savefig(file, dpi=110, metadata={"Software": None})
 

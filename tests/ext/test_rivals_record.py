@@ -8,6 +8,7 @@ from scipy import stats
 
 from r3_ext.settings.compose import ROOT
 from r3_ext.study.outcome import accuracy_at
+from r3_ext.study.text import mean_and_interval
 from tests.benchmarks.rivals import (
     FACTS,
     FAMILIES,
@@ -17,6 +18,7 @@ from tests.benchmarks.rivals import (
     SORTING,
     Cells,
     arm_rows,
+    asked_again,
     asked_rows,
     both_rows,
     gradient_rows,
@@ -24,7 +26,6 @@ from tests.benchmarks.rivals import (
     rescue_rows,
     step_rows,
     steps_of,
-    told,
     twice_rows,
     verdict_row,
     verdicts_of,
@@ -56,7 +57,7 @@ def test_the_sentences_on_facts_follow_from_its_record():
     read = {method: cells.read(method).mean() for method in RUNS}
     assert "reads {R^3:.2f} prompt tokens for each generated one, GRPO {GRPO:.2f}".format(**read) in text
     end = cells.mean("GRPO", 30000, accuracy_at)
-    gains = [told(cells.mean("R^3", tokens, accuracy_at) - end) for tokens in (30000, 26000)]
+    gains = [mean_and_interval(cells.mean("R^3", tokens, accuracy_at) - end) for tokens in (30000, 26000)]
     assert "R^3 is {} to GRPO, and {} with R^3 at 26,000".format(*gains) in text
     gained = dict(zip(cells.worlds, ours - base, strict=True))
     first = np.mean([gained[w] for w in range(401, 406)]), np.mean([gained[w] for w in range(406, 421)])
@@ -68,27 +69,32 @@ def test_the_sentences_on_facts_follow_from_its_record():
     assert min(p) * len(p) > 0.05, "none of the right column is shown"
 
 
-KINDS = ("replayed", "plain"), ("replayed", "reflection"), ("first epoch", "plain")
-
-
 def test_the_sentences_on_sorting_follow_from_its_record():
     text, cells = " ".join((RESULTS / SORTING / "README.md").read_text().split()), Cells(SORTING)
     mean = {method: cells.mean(method, cells.budget) for method in ("R^3", *cells.rivals)}
-    others = [told(mean[rival] - mean["GRPO"]) for rival in ("dapo", "rl_zvp", "grpo_extra")]
+    others = [mean_and_interval(mean[rival] - mean["GRPO"]) for rival in ("dapo", "rl_zvp", "grpo_extra")]
     assert "DAPO less GRPO is {}, RL-ZVP {}, further answers {}.".format(*others) in text
     read = {method: cells.read(method).mean() for method in RUNS}
     assert "reads {R^3:.2f} prompt tokens for each generated one, GRPO {GRPO:.2f}".format(**read) in text
     first = {method: cells.mean(method, 0, accuracy_at).mean() for method in RUNS}
     assert f"R^3's is {first['GRPO'] - first['R^3']:.3f} below GRPO's" in text
     ours = mean["R^3"] - mean["GRPO"]
-    value = ", ".join(f"`{arm}` alone {told(cells.mean(arm, 60000) - mean['GRPO'])}" for arm in RUNS["R^3"])
+    value = ", ".join(
+        f"`{arm}` alone {mean_and_interval(cells.mean(arm, 60000) - mean['GRPO'])}" for arm in RUNS["R^3"]
+    )
     assert value.replace("alone", "alone is", 1).replace(")", ") to GRPO", 1) in text
     end = {method: cells.mean(method, 60000, accuracy_at) for method in mean}
-    lost = told(end["R^3"] - end["GRPO"]), *(f"{(end['R^3'] - end[m]).mean():+.3f}" for m in ("rl_zvp", "grpo_extra"))
+    lost = (
+        mean_and_interval(end["R^3"] - end["GRPO"]),
+        *(f"{(end['R^3'] - end[m]).mean():+.3f}" for m in ("rl_zvp", "grpo_extra")),
+    )
     assert "R^3 is {} to GRPO, {} to RL-ZVP and {} to further answers".format(*lost) in text
     gained = dict(zip(cells.worlds, ours, strict=True))
     looks = np.mean([gained[w] for w in range(421, 438)]), np.mean([gained[w] for w in range(438, 441)])
     assert "R^3 less GRPO is {:+.3f} in the first 17 and {:+.3f} in the last three".format(*looks) in text
+
+
+KINDS = ("replayed", "plain"), ("replayed", "reflection"), ("first epoch", "plain")
 
 
 def test_where_sorting_is_lost_is_told_as_steps_and_replayed_answers_have_it():
@@ -150,19 +156,16 @@ def test_what_the_docs_say_beside_the_tables_follows_from_the_records():
         for name, cells in ends.items()
         for tokens in (cells.budget, 26000)
     }
-    at = {key: (f"{abs(of.mean()):.3f}", told(of).partition(" ")[2]) for key, of in found.items()}
+    at = {key: (f"{abs(of.mean()):.3f}", mean_and_interval(of).partition(" ")[2]) for key, of in found.items()}
     full, paid, lost = at[FACTS, 30000], at[FACTS, 26000], at[SORTING, 60000]
     assert f"R^3 is {full[0]} above GRPO in facts {full[1]}, and {paid[0]} with its prompts paid for {paid[1]}" in text
     assert f"in sorting it is {lost[0]} below {lost[1]}" in text
     first = {
-        (name, way): [
-            sum(float(row[f"{of}_{way}"] or 0) for row in steps_of(name) if is_first(row, steps))
-            for of in ("found", "asked")
-        ]
+        (name, way): asked_again(name, RUNS["R^3"], way, steps)
         for name, steps in ((FACTS, 4), (SORTING, 8))
         for way in ("by_reflection", "plainly")
     }
-    told_of = {key: "{:.0f} of {:.0f}".format(*of) for key, of in first.items()}
+    told_of = {key: f"{found:.0f} of {asked:.0f}" for key, (asked, found) in first.items()}
     assert (
         f"reflection found {told_of[FACTS, 'by_reflection']} in facts and {told_of[SORTING, 'by_reflection']}" in text
     )
@@ -180,8 +183,3 @@ def test_the_probes_of_these_worlds_are_told_as_they_were(name, verdict, number)
     assert f"| {verdict} in {number} of {number} | {mean.split(' | ')[3].removesuffix(' |')}" in row
     if name == FACTS:
         assert "Right in 5 of 10 " in found and "at least 0.02 in [5]" in row
-
-
-def is_first(row: dict[str, str], steps: int) -> bool:
-    """Whether it is of R^3 and of its first epoch, which has so many steps."""
-    return row["arm"] in RUNS["R^3"] and int(row["step"]) <= steps

@@ -22,7 +22,7 @@ from r3_ext.settings.compose import ROOT
 from r3_ext.study.command import recorded_curves
 from r3_ext.study.design import Design, read_design
 from r3_ext.study.hypotheses import Hypothesis, contrast_values, worlds_of
-from r3_ext.study.outcome import spread
+from r3_ext.study.text import mean_and_interval
 from r3_ext.tiny.world import parse
 
 CONTRASTS = {
@@ -107,21 +107,16 @@ def table(rows: Iterable[Row], design: Design, curves: dict) -> str:
     least = sorted({matters for _, gained, matters in gains if gained is not None})
     if not least:
         return "\n".join(lines) + "\n"
-    lines += ["", f"Right in {right} of {right + wrong} that training has tested: on claims an effect of at least"]
-    lines[-1] += f" {' or '.join(map('{:g}'.format, least))} of Pass@1, off a smaller one."
+    if right + wrong:
+        lines += ["", f"Right in {right} of {right + wrong} that training has tested: on claims an effect of at least"]
+        lines[-1] += f" {' or '.join(map('{:g}'.format, least))} of Pass@1, off a smaller one."
     lines += ["", "| | probe | worlds trained | mean effect, 95 % interval |", "|---|---|---|---|"]
     for mechanism in CONTRASTS:
         for verdict in (ON, UNCLEAR, OFF):
             known = [g for row, g, _ in gains if (row.mechanism, row.verdict) == (mechanism, verdict) and g is not None]
             if known:
-                lines.append(f"| {mechanism} | {verdict} | {len(known)} | {_mean(known)} |")
+                lines.append(f"| {mechanism} | {verdict} | {len(known)} | {mean_and_interval(known)} |")
     return "\n".join(lines) + "\n"
-
-
-def _mean(values: list[float]) -> str:
-    found = spread(values)
-    interval = f" ({found['low']:+.3f} to {found['high']:+.3f})" if "low" in found else ""
-    return f"{found['mean']:+.3f}{interval}"
 
 
 def read(file: Path) -> list[Row]:
