@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,11 +39,24 @@ def check_output(config: DictConfig) -> list[Finding]:
         parent = existing_parent(folder)
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             return [Finding(FAIL, "output", f"no right to write below {parent}", f"set {key} to another folder")]
+        if key in STORES and (reason := refuses_locks(parent)):
+            advice = f"set {key} to another file system; Lustre takes locks when it is mounted with -o flock"
+            return [Finding(FAIL, STORES[key], f"{parent}: its file system takes no locks ({reason})", advice)]
     found = os.path.relpath(folders["trainer.default_local_dir"].expanduser())
     tracker = folders["trainer.default_local_dir"].expanduser() / "latest_checkpointed_iteration.txt"
     if tracker.exists() and config.trainer.resume_mode == "auto":
         found += f", resumes after step {tracker.read_text().strip()}"
     return [Finding(OK, "output", found), *_far_away(folders)]
+
+
+def refuses_locks(folder: Path) -> str:
+    """Why a file in that folder cannot be locked, as a database's is; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _far_away(folders: dict[str, Path]) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 """`r3 doctor` on the machine: what is installed, memory and disk, GPUs, and where a run writes."""
 
+import errno
 import mmap
 import os
 from collections import namedtuple
@@ -332,6 +333,15 @@ class TestOutput:
     def test_says_what_a_network_file_system_means_for_the_history(self, config, monkeypatch):
         monkeypatch.setattr("recipe.common.store.lock.network_file_system", lambda path: "nfs4")
         assert "nobody can read it" in only(storage.check_output(config), WARN).advice
+
+    def test_a_file_system_without_locks_is_said_before_the_history_is_opened(self, config, tmp_path, monkeypatch):
+        def refuse(file, operation):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # Lustre without -o flock
+
+        monkeypatch.setattr(storage.fcntl, "flock", refuse)
+        said = only(storage.check_output(config), FAIL)
+        assert "takes no locks (Function not implemented)" in said.found
+        assert "algorithm.r3.history.path" in said.advice
 
     def test_disk_counts_checkpoints_and_history(self, config, model, monkeypatch):
         parameters = model_files.model_architecture(config).parameters
