@@ -1,0 +1,94 @@
+"""What the cells of a study with a language model say, for a record that has neither their metrics nor their texts.
+
+    python -m tests.benchmarks.small_model outputs/smollm2/main examples/results/smollm2
+
+FOLDER/kinds.csv: Pass@1 of each kind of problem at each validation. FOLDER/answers.csv: five problems of the validation,
+drawn by seed 0, with their first answer at the first and at the last validation. FOLDER/reflections.csv: every answer
+that was generated under reflection, and whether it is right and speaks of the attempt. Each has the cells whose folders
+are there, and goes on with those that it has already.
+"""
+
+import argparse
+import csv
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from r3_ext.host.stores import load_tokenizer, meta_of, snapshot
+from r3_ext.r3.history.shared import read_samples
+from r3_ext.record.summary import read_metrics
+from recipe.common.rows import REFLECTION
+from recipe.r3.config.r3_config import ReplayConfig
+from recipe.r3.history.file import HISTORY
+
+Rows = Iterator[tuple]
+KIND = re.compile(r"val-core/(.+)/acc/mean@\d+")
+ASKED = re.compile(r"\nuser\n(.+?)\nassistant", re.DOTALL)
+
+
+def kinds(cell: Path) -> Rows:
+    """step, kind, Pass@1."""
+    for row in read_metrics(cell / "metrics.jsonl"):
+        found = {match[1]: row[key] for key in sorted(row) if (match := KIND.fullmatch(key))}
+        yield from ((row["step"], kind, f"{value:.4f}") for kind, value in found.items())
+
+
+def answers(cell: Path) -> Rows:
+    """step, question, what is right, whether the answer is, its text."""
+    dumps = {int(file.stem): file for file in (cell / "validation").glob("*.jsonl")}
+    for step in (min(dumps), max(dumps)):
+        first = {}
+        for row in map(json.loads, dumps[step].read_text().splitlines()):
+            first.setdefault(ASKED.search(row["input"])[1], row)
+        for question in random.Random(0).sample(sorted(first), 5):
+            row = first[question]
+            yield step, question, row["gts"], int(row["acc"]), row["output"]
+
+
+def reflections(cell: Path) -> Rows:
+    """step, whether the answer is right, whether it speaks of the attempt, its text."""
+    history = cell / "history.sqlite"
+    if not history.exists():
+        return
+    model = OmegaConf.load(cell / "config.yaml").actor_rollout_ref.model.path
+    with snapshot(str(history), HISTORY) as db:
+        tokenizer = load_tokenizer(model, meta_of(db), HISTORY)
+        for sample, _, _ in read_samples(db, str(history), "variant = ?", [REFLECTION]):
+            text = tokenizer.decode(sample.tokens, skip_special_tokens=True)
+            yield sample.step, int(sample.correct), int(ReplayConfig().speaks_of_attempt(text)), text
+
+
+TABLES: dict[str, tuple[Callable[[Path], Rows], tuple[str, ...]]] = {
+    "kinds": (kinds, ("step", "kind", "pass@1")),
+    "answers": (answers, ("step", "question", "right_answer", "right", "text")),
+    "reflections": (reflections, ("step", "right", "speaks_of_attempt", "text")),
+}
+CELL = ("arm", "seed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of an experiment's cells, ARM/seed_N")
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    cells = {(cell.parent.name, cell.name.removeprefix("seed_")): cell for cell in args.folder.glob("*/seed_*")}
+    for name, (read, columns) in TABLES.items():
+        file = args.out / f"{name}.csv"
+        known = [row for row in read_rows(file)[1:] if tuple(row[:2]) not in cells] if file.exists() else []
+        found = [[*key, *map(str, row)] for key, cell in cells.items() for row in read(cell)]
+        with open(file, "w", newline="") as lines:
+            rows = sorted([*known, *found], key=lambda row: (row[:2], int(row[2])))
+            csv.writer(lines, lineterminator="\n").writerows([[*CELL, *columns], *rows])
+
+
+def read_rows(file: Path) -> list[list[str]]:
+    with open(file, newline="") as lines:
+        return [*csv.reader(lines)]
+
+
+if __name__ == "__main__":
+    main()
