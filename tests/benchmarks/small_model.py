@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.small_model outputs/smollm2/main examples/results/smollm2
 
-FOLDER/kinds.csv: Pass@1 of each kind of problem at each validation. FOLDER/answers.csv: five problems of the validation,
-drawn by seed 0, with their first answer at the first and at the last validation. FOLDER/reflections.csv: every answer
-that was generated under reflection, and whether it is right and speaks of the attempt. Each has the cells whose folders
-are there, and goes on with those that it has already.
+FOLDER/kinds.csv: Pass@1 of each kind of problem at each validation. FOLDER/answers.csv: five problems of the
+validation, drawn by seed 0, with their first answer at the first and at the last validation. FOLDER/reflections.csv:
+every answer that was generated under reflection, and whether it is right and speaks of the attempt. Each has the
+cells whose folders are there, and goes on with those that it has already.
 """
 
 import argparse
@@ -43,7 +43,8 @@ def answers(cell: Path) -> Rows:
     for step in (min(dumps), max(dumps)):
         first = {}
         for row in map(json.loads, dumps[step].read_text().splitlines()):
-            first.setdefault(ASKED.search(row["input"])[1], row)
+            [question] = ASKED.findall(row["input"])
+            first.setdefault(question, row)
         for question in random.Random(0).sample(sorted(first), 5):
             row = first[question]
             yield step, question, row["gts"], int(row["acc"]), row["output"]

@@ -2,17 +2,24 @@
 
 import random
 import sqlite3
+import zlib
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from omegaconf import OmegaConf
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from recipe.common.config.verl_rules import ENVIRONMENT, MODULES
+from recipe.common.prompts import Prompts
+from recipe.common.query_ids import with_query_ids
 from recipe.common.rows import RESTART_UID
 
 from . import seen_gradients
-from .conftest import STEPS, Run, assert_equal_weights, skip_overrides
+from .conftest import STEPS, Run, assert_equal_weights, skip_overrides, weights
 from .crash import EVERYTHING, Crash, assert_equal_runs
 
 pytestmark = pytest.mark.integration
@@ -103,6 +110,29 @@ def test_no_gradient_reaches_a_prefix_and_one_reaches_the_cut(restarts, gradient
         cut = int(row["mask"].argmax())
         assert cut > 0 and not row["mask"][:cut].any() and row["mask"][cut:].all()
         assert (row["gradients"][:cut] == 0).all() and row["gradients"][cut] != 0
+
+
+def test_values_of_states_are_those_of_the_critic_in_the_checkpoint(restarts):
+    """By transformers alone, of the states that the last step looked at anew; in fp32, the run's critic is in bf16."""
+    config = OmegaConf.load(restarts.folder / "config.yaml")
+    folder, data = config.actor_rollout_ref.model.path, config.data
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    critic = AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
+    critic.load_state_dict(weights(restarts, STEPS, "critic"))
+    rows = with_query_ids(Dataset.from_parquet(data.train_files), data.prompt_key)
+    prompts = Prompts(rows, data.prompt_key, tokenizer, {}, data.max_prompt_length)
+    with closing(sqlite3.connect(f"file:{restarts.folder / 'states.sqlite'}?mode=ro", uri=True)) as db:
+        found = db.execute(
+            "SELECT query_id, tokens, r.value, r.start_value FROM revalued r JOIN states s ON s.id = r.state_id "
+            f"JOIN payloads p ON p.id = s.id WHERE r.step = {STEPS}"
+        ).fetchall()
+    assert len(found) > 1 and len({value for *_, value, _ in found}) > 1
+    for query_id, payload, *values in found:
+        prompt = prompts[query_id]
+        ids = torch.cat([prompt, torch.tensor(np.frombuffer(zlib.decompress(payload), "<i4").astype(int))])
+        with torch.no_grad():
+            ours = critic.eval()(ids[None]).logits[0, :, 0]
+        assert [ours[-1].item(), ours[len(prompt) - 1].item()] == pytest.approx(values, abs=5e-3)
 
 
 def kept(run: Run) -> list:
