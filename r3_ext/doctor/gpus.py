@@ -23,7 +23,7 @@ def check_device(config: DictConfig) -> list[Finding]:
     wanted = os.environ.get("R3_DEVICE", "")
     if wanted not in ("", "cpu", "gpu"):
         return [Finding(FAIL, "device", f"R3_DEVICE={wanted}", "set it to cpu or gpu, or unset it")]
-    if wanted == "gpu" and not list_gpus():
+    if wanted == "gpu" and not list_gpus() and not os.environ.get(ADDRESS):  # the nodes of a cluster have them
         advice = "unset R3_DEVICE to train on the CPU, or go to a machine whose nvidia-smi lists a GPU"
         return [Finding(FAIL, "device", "R3_DEVICE=gpu, and no GPU is found", advice)]
     if wanted and wanted != ("cpu" if is_cpu(config) else "gpu"):

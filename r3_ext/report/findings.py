@@ -27,6 +27,7 @@ from r3_ext.report.readers import (
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
 from r3_ext.report.sessions import SIGNAL, TURNS
+from recipe.common.validation import error_of_difference
 
 TRUNCATION_RISE = 0.05
 LENGTH_RISE = 1.2
@@ -298,7 +299,8 @@ def restarts_said(arm: Arm) -> list[Finding]:
     own, fresh = found["success"], found["fresh_success"]
     text = f"{found['compared']:,.0f} restarts succeeded in {percent(own)}"
     text += f", fresh attempts at the same problems in {percent(fresh)}"
-    return [Finding(f"{text}." if own > fresh else f"{text}: {NO_USE}.", warning=own <= fresh)]
+    is_useful = own > 0 and own + error_of_difference(found["compared"], own, fresh) > fresh
+    return [Finding(f"{text}." if is_useful else f"{text}: {NO_USE}.", warning=not is_useful)]
 
 
 def alarms_said(arm: Arm) -> list[Finding]:

@@ -14,10 +14,11 @@
 """The first thing to know of a run: whether restarts succeed more often than fresh attempts at the same problems."""
 
 import json
-import math
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+
+from recipe.common.validation import error_of_difference
 
 WARN_AFTER_STEPS = 20
 FILE = "restarts.json"
@@ -102,14 +103,14 @@ class Comparison:
         if len(steps) < (steps.maxlen or 1):
             return None
         number, own, fresh = (sum(column) for column in zip(*steps, strict=True))
-        share = min(1.0, max(0.0, (own + fresh) / (2 * number)))
-        # One standard error of a difference of shares: without it restarts that are worth a little would be told, too.
-        # Of attempts that found a problem hard there is no need: they are fewer right than others.
-        error = math.sqrt(2 * share * (1 - share) / number) if is_later else 0.0
+        # Without an error restarts that are worth a little would be told, too. Of attempts that found a problem hard
+        # there is no need of one: they are fewer right than others.
+        error = error_of_difference(number, own / number, fresh / number) if is_later else 0.0
         if own and own / number + error > fresh / number:
             return None
         length = len(steps)
-        steps.clear()
+        for kept in self.steps.values():  # else the attempts before would be looked at next
+            kept.clear()
         return (
             f"of {number:,.0f} restarts in {length} steps {own / number:.2f} succeeded, of fresh attempts at the same "
             f"problems {fresh / number:.2f}: restarts cost and do not help; set algorithm.rrl.restarts.share=0, or "

@@ -6,11 +6,25 @@ from math import comb
 import numpy as np
 import pytest
 
-from recipe.common.validation import bootstrap, interval, maj_at_n, pass_at_k, powers_of_two, validation_metrics
+from recipe.common.validation import (
+    bootstrap,
+    error_of_difference,
+    interval,
+    maj_at_n,
+    pass_at_k,
+    powers_of_two,
+    validation_metrics,
+)
 
 
 def test_one_right_of_four_by_hand():
     assert [pass_at_k([4], [1], k)[0] for k in (1, 2, 3, 4)] == pytest.approx([0.25, 0.5, 0.75, 1.0], abs=1e-15)
+
+
+def test_the_error_of_a_difference_is_that_of_draws():
+    drawn = np.random.default_rng(0).binomial(100, 0.25, (2, 20_000)) / 100
+    assert error_of_difference(100, 0.2, 0.3) == pytest.approx(0.0612, abs=1e-4)
+    assert error_of_difference(100, 0.2, 0.3) == pytest.approx((drawn[0] - drawn[1]).std(), rel=0.02)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():

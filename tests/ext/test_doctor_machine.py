@@ -243,6 +243,12 @@ class TestGPUs:
         assert levels(gpus.check_device(config)) == of_cpu and levels(gpus.check_device(gpu_config)) == of_gpu
         assert choose.default_profile() == default
 
+    def test_a_head_node_without_gpus_may_say_that_its_cluster_has_them(self, gpu_config, monkeypatch):
+        monkeypatch.setenv("R3_DEVICE", "gpu")
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+        monkeypatch.setattr(gpus, "list_gpus", lambda: [])
+        assert gpus.check_device(gpu_config) == []
+
     @pytest.mark.parametrize(
         "number, gib, profile",
         [

@@ -305,10 +305,11 @@ def test_numbers_over_seeds(values, text):
 
 
 def test_restarts_are_set_against_fresh_attempts_and_what_is_of_no_use_is_told_with_the_way_out():
-    def said(own: float) -> findings.Finding:
-        compared = {"restart/compared": 8, "restart/success": own, "restart/fresh_success": 0.25}
+    def said(own: float, number: int = 800) -> findings.Finding:
+        compared = {"restart/compared": number, "restart/success": own, "restart/fresh_success": 0.25}
         [found] = findings.restarts_said(Arm("rrl", [Run(Path("run"), [{"step": 1} | compared])]))
         return found
 
-    assert (said(0.5).warning, said(0.25).warning) == (False, True)
+    assert (said(0.5).warning, said(0.25).warning, said(0.2).warning) == (False, False, True)
+    assert (said(0.2, number=8).warning, said(0.0, number=8).warning) == (False, True), "of few it is chance"
     assert said(0.1).text.endswith("set algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin.")

@@ -106,6 +106,23 @@ def test_restarts_that_succeed_no_more_often_than_fresh_attempts_are_told_once_w
     assert steps(comparison, right=1, fresh=3, number=1) == [None], "the count begins anew"
 
 
+def test_a_warning_by_later_attempts_is_not_followed_by_one_by_those_before():
+    """The problem comes again in every second step only."""
+    comparison = Comparison(2)
+    comparison.add_fresh("hard", True)
+    comparison.add_fresh("other", False)
+    comparison.close()
+    told = []
+    for step in range(7):
+        comparison.add_restarts([("hard", False)] * 4)
+        if step % 2:
+            comparison.add_fresh("hard", True)
+        comparison.add_fresh("other", False)
+        comparison.close()
+        told.append(comparison.warning() is not None)
+    assert told == [False, False, False, True, False, False, False]
+
+
 def test_restarts_that_succeed_more_often_are_no_reason_to_warn(comparison):
     assert steps(comparison, right=3, fresh=2, number=5) == [None] * 5
     assert steps(comparison, right=2, fresh=2, number=5) == [None] * 5, "within one standard error"
