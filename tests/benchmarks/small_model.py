@@ -5,7 +5,8 @@
 FOLDER/kinds.csv: Pass@1 of each kind of problem at each validation. FOLDER/answers.csv: five problems of the
 validation, drawn by seed 0, with their first answer at the first and at the last validation. FOLDER/reflections.csv:
 every answer that was generated under reflection, and whether it is right and speaks of the attempt. Each has the
-cells whose folders are there, and goes on with those that it has already.
+cells that ended and whose folders are there, and keeps those that it has already. The tables of the page are printed,
+made from these and from ledger.csv, which `r3 study` writes.
 """
 
 import argparse
@@ -13,9 +14,11 @@ import csv
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 from omegaconf import OmegaConf
 
 from r3_ext.host.stores import load_tokenizer, meta_of, snapshot
@@ -69,6 +72,56 @@ TABLES: dict[str, tuple[Callable[[Path], Rows], tuple[str, ...]]] = {
     "reflections": (reflections, ("step", "right", "speaks_of_attempt", "text")),
 }
 CELL = ("arm", "seed")
+LEDGER_TITLES = {
+    "steps": "steps",
+    "generated_tokens": "generated tokens",
+    "reflection_tokens": "of them by asking again",
+    "prompt_tokens": "prompt tokens",
+    "seconds": "seconds",
+    "groups_total": "groups of plain prompts",
+    "groups_mixed": "mixed",
+    "groups_all_correct": "all right",
+    "groups_all_wrong": "all wrong",
+    "groups_rescued_by_replay": "rescued by replay",
+    "groups_ranked": "ranked",
+    "groups_still_dead": "still dead",
+    "reflection_prompts": "asked again, by either prompt",
+    "reflection_solved": "solved then",
+}
+"""Columns of ledger.csv, as the page calls them."""
+
+
+def kind_rows(record: Path) -> list[str]:
+    """Pass@1 of each kind of problem and their mean, at the first and at the last validation of each cell."""
+    found: dict[str, dict[tuple, dict[int, float]]] = {}
+    for arm, seed, step, kind, share in read_rows(record / "kinds.csv")[1:]:
+        found.setdefault(kind, {}).setdefault((arm, seed), {})[int(step)] = float(share)
+    rows = {
+        kind: [(cell[min(cell)], cell[max(cell)]) for _, cell in sorted(cells.items())] for kind, cells in found.items()
+    }
+    rows["mean of the kinds"] = [tuple(np.mean(ends, axis=0)) for ends in zip(*rows.values(), strict=True)]
+    return [_row(kind, *(f"{first:.2f} to {last:.2f}" for first, last in ends)) for kind, ends in rows.items()]
+
+
+def ledger_rows(record: Path) -> list[str]:
+    """What each cell spent, and what became of its groups of plain prompts."""
+    return [_row(title, *(f"{int(row[key]):,}" for row in read_table(record))) for key, title in LEDGER_TITLES.items()]
+
+
+def reflection_rows(record: Path) -> list[str]:
+    """Of each cell: answers under reflection, right ones, and of both how many speak of the attempt."""
+    counts: dict[tuple, Counter] = {}
+    for arm, seed, _, right, speaks, _ in read_rows(record / "reflections.csv")[1:]:
+        counts.setdefault((arm, seed), Counter())[right, speaks] += 1
+    rows = []
+    for (arm, seed), of in sorted(counts.items()):
+        right = of["1", "0"] + of["1", "1"]
+        rows.append(_row(f"{arm}, seed {seed}", of.total(), right, of["1", "1"], of["0", "1"]))
+    return rows
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main() -> None:
@@ -76,7 +129,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of an experiment's cells, ARM/seed_N")
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    cells = {(cell.parent.name, cell.name.removeprefix("seed_")): cell for cell in args.folder.glob("*/seed_*")}
+    cells = {
+        (cell.parent.name, cell.name.removeprefix("seed_")): cell
+        for cell in args.folder.glob("*/seed_*")
+        if (cell / "summary.json").exists()
+    }
     for name, (read, columns) in TABLES.items():
         file = args.out / f"{name}.csv"
         known = [row for row in read_rows(file)[1:] if tuple(row[:2]) not in cells] if file.exists() else []
@@ -84,6 +141,13 @@ def main() -> None:
         with open(file, "w", newline="") as lines:
             rows = sorted([*known, *found], key=lambda row: (row[:2], int(row[2])))
             csv.writer(lines, lineterminator="\n").writerows([[*CELL, *columns], *rows])
+    print(*kind_rows(args.out), *ledger_rows(args.out), *reflection_rows(args.out), sep="\n")
+
+
+def read_table(record: Path) -> list[dict[str, str]]:
+    """ledger.csv, in the order of the other tables."""
+    with open(record / "ledger.csv", newline="") as lines:
+        return sorted(csv.DictReader(lines), key=lambda row: (row["arm"], row["seed"]))
 
 
 def read_rows(file: Path) -> list[list[str]]:
