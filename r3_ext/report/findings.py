@@ -27,7 +27,7 @@ from r3_ext.report.readers import (
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
 from r3_ext.report.sessions import SIGNAL, TURNS
-from recipe.common.validation import error_of_difference
+from recipe.common.validation import is_no_better
 
 TRUNCATION_RISE = 0.05
 LENGTH_RISE = 1.2
@@ -296,11 +296,12 @@ def restarts_said(arm: Arm) -> list[Finding]:
     found = compared_restarts([row for run in arm.runs for row in run.rows])
     if found is None:
         return []
-    own, fresh = found["success"], found["fresh_success"]
-    text = f"{found['compared']:,.0f} restarts succeeded in {percent(own)}"
-    text += f", fresh attempts at the same problems in {percent(fresh)}"
-    is_useful = own > 0 and own + error_of_difference(found["compared"], own, fresh) > fresh
-    return [Finding(f"{text}." if is_useful else f"{text}: {NO_USE}.", warning=not is_useful)]
+    number, own, fresh = (found[name] for name in ("compared", "success", "fresh_success"))
+    text = (
+        f"{number:,.0f} restarts succeeded in {percent(own)}, fresh attempts at the same problems in {percent(fresh)}"
+    )
+    in_vain = is_no_better(number, own, fresh)
+    return [Finding(f"{text}: {NO_USE}." if in_vain else f"{text}.", warning=in_vain)]
 
 
 def alarms_said(arm: Arm) -> list[Finding]:
@@ -342,11 +343,3 @@ def setting(run: Run, key: str) -> float:
 def lower_rate(run: Run) -> str:
     rate = setting(run, key := "actor_rollout_ref.actor.optim.lr")
     return f"train anew with a lower learning rate, `{key}{f'={rate / 2:g}' if rate else ''}`"
-
-
-def mend(run: Run) -> str:
-    """What to change where gradients or weights were not finite."""
-    alarmed = [row for row in run.rows if row.get("alarm/not_finite")]
-    if alarmed and all(skipped_steps(alarmed[-1])):  # others of the step were finite
-        return "train with another `actor_rollout_ref.model.override_config.attn_implementation`"
-    return lower_rate(run)

@@ -2,8 +2,9 @@
 
 import shlex
 
+from r3_ext.record.summary import skipped_steps
 from r3_ext.report import session_words
-from r3_ext.report.findings import ACCURACY_RISE, change, lower_rate, mend, percent, setting, total
+from r3_ext.report.findings import ACCURACY_RISE, change, lower_rate, percent, setting, total
 from r3_ext.report.readers import TRUNCATED, get
 from r3_ext.report.run_facts import (
     BROKEN_OFF,
@@ -185,3 +186,11 @@ def compare(arms: list[Arm]) -> str:
         return f"look for what helps, `r3 study --arms grpo ccr isr serr`: {best} did not end above {beside}"
     lead = f"the lead of {best} over {beside}, {100 * gain:.1f} points of accuracy,"
     return f"see below whether {lead} holds at equal generated tokens, and repeat it on the model that you mean"
+
+
+def mend(run: Run) -> str:
+    """What to change where gradients or weights were not finite."""
+    alarmed = [row for row in run.rows if row.get("alarm/not_finite")]
+    if alarmed and all(skipped_steps(alarmed[-1])):  # others of the step were finite
+        return "train with another `actor_rollout_ref.model.override_config.attn_implementation`"
+    return lower_rate(run)

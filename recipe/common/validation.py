@@ -54,6 +54,12 @@ def pass_at_k(attempts: Sequence[int] | np.ndarray, successes: Sequence[int] | n
     return 1 - none_right_P
 
 
+def is_no_better(number: float, one: float, other: float, errors: float = 1.0) -> bool:
+    """Whether shares of `number` attempts each say that the first is no better: none of its attempts succeeded, or it
+    lies below the other by that many standard errors of their difference at least."""
+    return one == 0 or one + errors * error_of_difference(number, one, other) <= other
+
+
 def error_of_difference(number: float, one: float, other: float) -> float:
     """Standard error of the difference of two shares, each of `number` attempts, were they equal: of 0.2 and 0.3 of 100
     attempts 0.0612."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from recipe.common.validation import error_of_difference
+from recipe.common.validation import is_no_better
 
 WARN_AFTER_STEPS = 20
 FILE = "restarts.json"
@@ -105,8 +105,7 @@ class Comparison:
         number, own, fresh = (sum(column) for column in zip(*steps, strict=True))
         # Without an error restarts that are worth a little would be told, too. Of attempts that found a problem hard
         # there is no need of one: they are fewer right than others.
-        error = error_of_difference(number, own / number, fresh / number) if is_later else 0.0
-        if own and own / number + error > fresh / number:
+        if not is_no_better(number, own / number, fresh / number, errors=1.0 if is_later else 0.0):
             return None
         length = len(steps)
         for kept in self.steps.values():  # else the attempts before would be looked at next

@@ -24,9 +24,11 @@ from omegaconf import OmegaConf
 from r3_ext.host.stores import load_tokenizer, meta_of, snapshot
 from r3_ext.r3.history.shared import read_samples
 from r3_ext.record.summary import read_metrics
+from r3_ext.study.record import read_ledger
 from recipe.common.rows import REFLECTION
 from recipe.r3.config.r3_config import ReplayConfig
 from recipe.r3.history.file import HISTORY
+from tests.benchmarks.cells import write
 
 Rows = Iterator[tuple]
 KIND = re.compile(r"val-core/(.+)/acc/mean@\d+")
@@ -105,7 +107,9 @@ def kind_rows(record: Path) -> list[str]:
 
 def ledger_rows(record: Path) -> list[str]:
     """What each cell spent, and what became of its groups of plain prompts."""
-    return [_row(title, *(f"{int(row[key]):,}" for row in read_table(record))) for key, title in LEDGER_TITLES.items()]
+    ledger = read_ledger(record)
+    cells = [counts for arm in sorted(ledger) for _, counts in sorted(ledger[arm].items())]
+    return [_row(title, *(f"{counts[key]:,}" for counts in cells)) for key, title in LEDGER_TITLES.items()]
 
 
 def reflection_rows(record: Path) -> list[str]:
@@ -138,16 +142,8 @@ def main() -> None:
         file = args.out / f"{name}.csv"
         known = [row for row in read_rows(file)[1:] if tuple(row[:2]) not in cells] if file.exists() else []
         found = [[*key, *map(str, row)] for key, cell in cells.items() for row in read(cell)]
-        with open(file, "w", newline="") as lines:
-            rows = sorted([*known, *found], key=lambda row: (row[:2], int(row[2])))
-            csv.writer(lines, lineterminator="\n").writerows([[*CELL, *columns], *rows])
+        write(file, (*CELL, *columns), sorted([*known, *found], key=lambda row: (row[:2], int(row[2]))))
     print(*kind_rows(args.out), *ledger_rows(args.out), *reflection_rows(args.out), sep="\n")
-
-
-def read_table(record: Path) -> list[dict[str, str]]:
-    """ledger.csv, in the order of the other tables."""
-    with open(record / "ledger.csv", newline="") as lines:
-        return sorted(csv.DictReader(lines), key=lambda row: (row["arm"], row["seed"]))
 
 
 def read_rows(file: Path) -> list[list[str]]:

@@ -1,6 +1,5 @@
-"""`r3 doctor` on the machine: what is installed, memory and disk, GPUs, and where a run writes."""
+"""`r3 doctor` on the machine: what is installed, memory, and GPUs."""
 
-import errno
 import mmap
 import os
 from collections import namedtuple
@@ -8,10 +7,10 @@ from collections import namedtuple
 import pytest
 from packaging.requirements import Requirement
 
-from r3_ext.doctor import command, gpus, installation, machine, model_files, speed, storage
+from r3_ext.doctor import command, gpus, installation, machine, speed
 from r3_ext.doctor.cluster import check_cluster
 from r3_ext.doctor.finding import FAIL, OK, WARN, Finding
-from r3_ext.host.units import GIB, human
+from r3_ext.host.units import GIB
 from r3_ext.run.environment import replace_read_only_home
 from r3_ext.settings import choose
 from r3_ext.settings.sizing import ARCHITECTURES
@@ -322,44 +321,3 @@ class TestGPUs:
         assert "in Python" in only(speed.check_log_probs(gpu_config), WARN).found
         versions["flash-attn"] = "2.8.3"
         assert "in Python" not in only(speed.check_log_probs(gpu_config), WARN).found
-
-
-class TestOutput:
-    def test_a_file_in_the_way(self, config, tmp_path):
-        (tmp_path / "file").touch()
-        config.trainer.default_local_dir = str(tmp_path / "file" / "checkpoints")
-        assert "default_local_dir" in only(storage.check_output(config), FAIL).advice
-
-    def test_says_from_where_it_resumes(self, config, tmp_path):
-        assert "resumes" not in only(storage.check_output(config), OK).found
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
-        assert only(storage.check_output(config), OK).found.endswith("resumes after step 20")
-
-    def test_says_what_a_network_file_system_means_for_the_history(self, config, monkeypatch):
-        monkeypatch.setattr("recipe.common.store.lock.network_file_system", lambda path: "nfs4")
-        assert "nobody can read it" in only(storage.check_output(config), WARN).advice
-
-    def test_a_file_system_without_locks_is_said_before_the_history_is_opened(self, config, tmp_path, monkeypatch):
-        def refuse(file, operation):
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # Lustre without -o flock
-
-        monkeypatch.setattr(storage.fcntl, "flock", refuse)
-        said = only(storage.check_output(config), FAIL)
-        assert "takes no locks (Function not implemented)" in said.found
-        assert "algorithm.r3.history.path" in said.advice
-
-    def test_disk_counts_checkpoints_and_history(self, config, model, monkeypatch):
-        parameters = model_files.model_architecture(config).parameters
-        config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep = 1, 3
-        history = 100 * 16 * 4 * 64 * 6
-        needed = 3 * 12 * parameters + history
-        for free, level in ((needed + GIB, OK), (needed - 1, FAIL)):
-            monkeypatch.setattr(storage.shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
-            assert levels(storage.check_disk(config)) == [level]
-
-    def test_optimizer_left_out_of_the_checkpoint(self, config):
-        config.trainer.save_freq = 1
-        parameters = model_files.model_architecture(config).parameters
-        config.actor_rollout_ref.actor.checkpoint.save_contents = ["model"]
-        assert f"takes {human(4 * parameters)}, all kept" in storage.check_disk(config)[0].found
