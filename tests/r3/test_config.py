@@ -167,6 +167,38 @@ def test_an_unknown_key_is_refused_with_the_known_ones(with_settings, key, cls):
         load_r3_config(with_settings({f"algorithm.r3.{key}": 1}))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The earlier attempt added 3 twice.",
+        "In the original attempt, I got 76.",
+        "Here's a revised attempt at solving the problem.",
+        "Here is a corrected answer: 45.",
+        "The incorrect step was to add 58 first.",
+        "The student's solution stops at 12.",
+        "54 + 33 = 47. I made an error.",
+        "To avoid such mistakes, I solved it again.",
+        "<attempt> 12 </attempt>",
+    ],
+)
+def test_an_answer_that_speaks_of_the_attempt_is_known_by_its_words(text):
+    assert ReplayConfig().speaks_of_attempt(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "54 + 33 = 87",
+        "We attempt to factor the polynomial.",
+        "Step 1: the original price is 12. The answer is 4.",
+        "Suppose the statement is wrong. Then 3 divides 7.",
+        "The error of the estimate is at most 0.5.",
+    ],
+)
+def test_a_solution_that_shows_no_attempt_speaks_of_none(text):
+    assert not ReplayConfig().speaks_of_attempt(text)
+
+
 def test_a_configuration_without_r3_names_the_file_to_start_from(shipped):
     config = part(shipped)
     with open_dict(config):

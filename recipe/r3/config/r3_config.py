@@ -57,10 +57,11 @@ ANY_PROMPT = "any_prompt"
 ASK = REFLECTION, PLAIN, ADAPTIVE, BY_WAY, RESTARTS
 
 ATTEMPT_WORDS = (
-    r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above) attempt\b"
-    r"|\b(earlier|previous|prior|provided|above|student'?s|flawed|incorrect|mistaken|wrong) "
-    r"(solution|answer|response|reasoning|work|calculation)\b"
-    r"|\b(went wrong|mistaken step|first mistake|the mistake|avoid(ing)? (that|this|the) mistake)\b"
+    r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above)( \w+)? attempt\b"
+    r"|\b(earlier|previous|prior|original|initial|provided|above|student'?s|flawed|incorrect|mistaken|wrong|corrected) "
+    r"(solution|answer|response|reasoning|work|calculation|approach|version|step)\b"
+    r"|\b(went wrong|first mistake|the mistake|a mistake (in|by|was)|made an? (mistake|error))\b"
+    r"|\bavoid(ing)? (that|this|the|those|such) mistakes?\b"
 )
 """How answers to a reflection prompt speak of the attempt that it shows."""
 
