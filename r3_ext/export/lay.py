@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -32,13 +33,14 @@ COPY = "A copy of what several recipes share, made by `python -m r3_ext.export`.
 """Stands in the docstring of an export's common/__init__.py: a reader learns where it comes from, and so does this."""
 
 
-def names_in(text: str, suffix: str) -> set[str]:
+@cache  # many tests lead to the same files
+def names_in(text: str, suffix: str) -> frozenset[str]:
     """Dotted names that a file refers to: imports, inside functions too, and strings such as `pkg://recipe.common.x`.
 
     "from recipe.common import rows" gives {"recipe.common", "recipe.common.rows"}. Comments name nothing.
     """
     if suffix == ".yaml":
-        return set(DOTTED.findall("\n".join(re.sub(r"(^|\s)#.*", "", line) for line in text.splitlines())))
+        return frozenset(DOTTED.findall("\n".join(re.sub(r"(^|\s)#.*", "", line) for line in text.splitlines())))
     names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -47,7 +49,7 @@ def names_in(text: str, suffix: str) -> set[str]:
             names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names |= set(DOTTED.findall(node.value))
-    return names
+    return frozenset(names)
 
 
 def files_of(name: str, roots: Iterable[Path]) -> set[Path]:
@@ -61,6 +63,8 @@ def files_of(name: str, roots: Iterable[Path]) -> set[Path]:
         for part in name.split("."):
             path = path / part
             found |= {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()}
+            if not path.is_dir():
+                break
     return found
 
 

@@ -32,20 +32,23 @@ sys.meta_path.insert(0, Hidden())
 """Python runs it at every start, of a child process too: an installation of this repository is out of reach."""
 
 IMPORT_ALL = """
-import importlib, sys
+import importlib, runpy, sys
 from pathlib import Path
 
 recipe, name = Path(sys.argv[1]), sys.argv[2]
 for file in sorted(recipe.glob(f"{name}/**/*.py")):
     if "tests" not in file.parts:
-        name = ".".join(["recipe", *file.relative_to(recipe).with_suffix("").parts]).removesuffix(".__init__")
+        module = ".".join(["recipe", *file.relative_to(recipe).with_suffix("").parts]).removesuffix(".__init__")
         try:
-            assert Path(importlib.import_module(name).__file__) == file, name
+            assert Path(importlib.import_module(module).__file__) == file, module
         except ModuleNotFoundError as error:
             assert error.name == "alfworld", name  # an extra that takes minutes to compile
 foreign = [name for name in sys.modules if name.split(".")[0] == "r3_ext" or name.startswith("recipe.common")]
 assert not foreign, foreign
+sys.argv[1:] = ["--cfg", "job"]
+runpy.run_module(f"recipe.{name}.main_{name}", run_name="__main__", alter_sys=True)
 """
+"""All modules in one process, then the recipe's command."""
 
 
 RECIPES = ("r3", "hgpo", "rrl")
@@ -208,23 +211,18 @@ def test_verl_recipes_rules_find_nothing_and_no_module_is_missed(checkout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_module_is_imported_from_the_export_with_this_repository_out_of_reach(checkout, name):
-    python(checkout, "-c", IMPORT_ALL, str(checkout), name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
-def test_its_command_composes_its_configuration(checkout, name):
-    composes(checkout, name, f"recipe.{name}.main_{name}")
+def test_every_module_is_the_exports_and_its_command_composes_with_this_repository_out_of_reach(checkout, name):
+    composes(checkout, name, "-c", IMPORT_ALL, str(checkout), name)
 
 
 @pytest.mark.slow
 def test_verls_command_composes_it_too(checkout):
-    composes(checkout, "r3", "verl.trainer.main_ppo", f"--config-path={checkout}/r3/config", "--config-name=r3_trainer")
+    config = f"--config-path={checkout}/r3/config", "--config-name=r3_trainer"
+    composes(checkout, "r3", "-m", "verl.trainer.main_ppo", *config, "--cfg", "job")
 
 
 def composes(checkout, name, *command):
-    job = python(checkout, "-m", *command, "--cfg", "job").stdout
+    job = python(checkout, *command).stdout
     assert f"trainer_mode: {name}" in job and f"pkg://recipe.{name}.common.reward.manager" in job
 
 
