@@ -4,7 +4,7 @@
 
 FOLDER/kinds.csv: Pass@1 of each kind of problem at each validation. FOLDER/answers.csv: five problems of the
 validation, drawn by seed 0, with their first answer at the first and at the last validation. FOLDER/reflections.csv:
-every answer that was generated under reflection, and whether it is right and speaks of the attempt. Each has the
+every different answer under reflection, whether it is right, speaks of the attempt, was cut off. Each has the
 cells that ended and whose folders are there, and keeps those that it has already. The tables of the page are printed,
 made from these and from ledger.csv, which `r3 study` writes.
 """
@@ -14,7 +14,6 @@ import csv
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def answers(cell: Path) -> Rows:
 
 
 def reflections(cell: Path) -> Rows:
-    """step, whether the answer is right, whether it speaks of the attempt, its text."""
+    """step, whether the answer is right, whether it speaks of the attempt, whether it was cut off, its text."""
     history = cell / "history.sqlite"
     if not history.exists():
         return
@@ -65,13 +64,14 @@ def reflections(cell: Path) -> Rows:
         tokenizer = load_tokenizer(model, meta_of(db), HISTORY)
         for sample, _, _ in read_samples(db, str(history), "variant = ?", [REFLECTION]):
             text = tokenizer.decode(sample.tokens, skip_special_tokens=True)
-            yield sample.step, int(sample.correct), int(ReplayConfig().speaks_of_attempt(text)), text
+            speaks = ReplayConfig().speaks_of_attempt(text)
+            yield sample.step, int(sample.correct), int(speaks), int(sample.truncated), text
 
 
 TABLES: dict[str, tuple[Callable[[Path], Rows], tuple[str, ...]]] = {
     "kinds": (kinds, ("step", "kind", "pass@1")),
     "answers": (answers, ("step", "question", "right_answer", "right", "text")),
-    "reflections": (reflections, ("step", "right", "speaks_of_attempt", "text")),
+    "reflections": (reflections, ("step", "right", "speaks_of_attempt", "cut_off", "text")),
 }
 CELL = ("arm", "seed")
 LEDGER_TITLES = {
@@ -87,7 +87,7 @@ LEDGER_TITLES = {
     "groups_rescued_by_replay": "rescued by replay",
     "groups_ranked": "ranked",
     "groups_still_dead": "still dead",
-    "reflection_prompts": "asked again, by either prompt",
+    "reflection_prompts": "asked again or ahead, by either prompt",
     "reflection_solved": "solved then",
 }
 """Columns of ledger.csv, as the page calls them."""
@@ -113,15 +113,22 @@ def ledger_rows(record: Path) -> list[str]:
 
 
 def reflection_rows(record: Path) -> list[str]:
-    """Of each cell: answers under reflection, right ones, and of both how many speak of the attempt."""
-    counts: dict[tuple, Counter] = {}
-    for arm, seed, _, right, speaks, _ in read_rows(record / "reflections.csv")[1:]:
-        counts.setdefault((arm, seed), Counter())[right, speaks] += 1
-    rows = []
-    for (arm, seed), of in sorted(counts.items()):
-        right = of["1", "0"] + of["1", "1"]
-        rows.append(_row(f"{arm}, seed {seed}", of.total(), right, of["1", "1"], of["0", "1"]))
-    return rows
+    """Of each cell: different answers under reflection, those cut off, right ones, and how many speak of the attempt
+    of the right and of the wrong ones."""
+    cells: dict[tuple, list[tuple[bool, ...]]] = {}
+    for arm, seed, _, *said, _ in read_rows(record / "reflections.csv")[1:]:
+        cells.setdefault((arm, seed), []).append(tuple(bool(int(each)) for each in said))
+    return [
+        _row(
+            f"{arm}, seed {seed}",
+            len(answers),
+            sum(cut_off for _, _, cut_off in answers),
+            sum(right for right, _, _ in answers),
+            sum(right and speaks for right, speaks, _ in answers),
+            sum(speaks and not right for right, speaks, _ in answers),
+        )
+        for (arm, seed), answers in sorted(cells.items())
+    ]
 
 
 def _row(*cells: object) -> str:

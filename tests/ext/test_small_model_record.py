@@ -23,4 +23,4 @@ def test_the_five_answers_are_told_as_they_came():
 def test_what_speaks_of_the_attempt_is_what_the_default_passes_over():
     rows = read_rows(RECORD / "reflections.csv")[1:]
     speaks = ReplayConfig().speaks_of_attempt
-    assert [text for *_, told, text in rows if bool(int(told)) != speaks(text)] == []
+    assert [text for *_, told, _, text in rows if bool(int(told)) != speaks(text)] == []
