@@ -27,6 +27,8 @@ from r3_ext.report.runs import Arm, Run, all_play, clean
 FEW_DEAD = 0.1
 """Of all groups. R^3 costs more than GRPO in every step and works on dead groups only."""
 MANY_STILL_DEAD, MANY_TRUNCATED = 1 / 3, 0.25
+MOST = 0.5
+"""Where that share of the answers of groups asked again is cut off, and twice that of others, they want room."""
 ENOUGH_SEEDS = 3
 ASKED_ENOUGH, IN_VAIN = 40, 0.25
 """Groups asked again before their yield is judged, and the share of a plain group's yield for a token below which it is
@@ -106,7 +108,13 @@ def of_r3(arm: Arm) -> str:
         few = f"with {percent(lost / groups)} of the groups dead R^3 has little to do here"
         return f"compare with `--method grpo`, which costs less: {few}"
     if vain := asked_in_vain(arm):
-        return f"ask no group again, `algorithm.r3.reflection.enable=False`: {vain}"
+        less = "ask no group again, `algorithm.r3.reflection.enable=False`"
+        limit = int(setting(arm.runs[0], "data.max_response_length"))
+        again, first = (cut_off(arm, kind) for kind in ("reflection", "fresh"))
+        if limit and again >= max(MOST, 2 * first):
+            room = f"allow longer answers, such as `data.max_response_length={2 * limit}`"
+            return f"{room}, or {less}: {vain}, and {percent(again)} of its answers were cut off"
+        return f"{less}: {vain}"
     if max(map(epochs_of, arm.runs)) == 1 and asks_late(arm):
         earlier = "replay and reflection need earlier answers to the same problems"
         return f"train past the first epoch, `{longer(arm.runs[0])}`: {earlier}"
@@ -132,6 +140,13 @@ def asked_in_vain(arm: Arm) -> str:
     spent, given = percent(tokens / (tokens + fresh)), percent(found / asked)
     text = f"it took {spent} of the generated tokens and found a right answer for {given} of the groups"
     return f"{text}, where {percent(mixed / groups)} of all groups were mixed"
+
+
+def cut_off(arm: Arm, kind: str) -> float:
+    """Share of the answers of a kind that ended at the limit."""
+    mean, rows = get(f"{kind}/truncated/mean"), get(f"{kind}/rows")
+    ended = total(arm, lambda row: None if mean(row) is None else mean(row) * rows(row))
+    return ended / max(total(arm, rows), 1)
 
 
 def of_no_gain(arm: Arm, first: float, last: float, groups: int) -> str:

@@ -231,6 +231,10 @@ def test_asking_again_that_finds_hardly_anything_for_its_tokens_is_told_with_wha
         "Ask no group again, `algorithm.r3.reflection.enable=False`: it took 25 % of the generated tokens and found a "
         "right answer for 4.17 % of the groups, where 50 % of all groups were mixed."
     )
+    cut = {"fresh/rows": 64, "fresh/truncated/mean": 0.25, "reflection/rows": 48, "reflection/truncated/mean": 0.75}
+    text = said(run_of([row | cut for row in rows]))[2]
+    assert all(part in text for part in ("length=128`, or ask no group again, `", "75 % of its answers were cut off"))
+    assert said(run_of([row | cut | {"fresh/truncated/mean": 0.5} for row in rows]))[2].startswith("Ask no group again")
     rows[2]["reflection/solved"] = 1
     assert "Ask no group" not in said(run_of(rows))[2], "3 for 4,000 tokens are more than a quarter of 32 for 12,000"
     few = [row | {"reflection/prompts": 3, "reflection/solved": 0} if row["step"] else row for row in rows]
