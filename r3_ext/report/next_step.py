@@ -27,7 +27,7 @@ from r3_ext.report.runs import Arm, Run, all_play, clean
 FEW_DEAD = 0.1
 """Of all groups. R^3 costs more than GRPO in every step and works on dead groups only."""
 MANY_STILL_DEAD, MANY_TRUNCATED = 1 / 3, 0.25
-MOST = 0.5
+MOSTLY_CUT_OFF = 0.5
 """Where that share of the answers of groups asked again is cut off, and twice that of others, they want room."""
 ENOUGH_SEEDS = 3
 ASKED_ENOUGH, IN_VAIN = 40, 0.25
@@ -111,7 +111,7 @@ def of_r3(arm: Arm) -> str:
         less = "ask no group again, `algorithm.r3.reflection.enable=False`"
         limit = int(setting(arm.runs[0], "data.max_response_length"))
         again, first = (cut_off(arm, kind) for kind in ("reflection", "fresh"))
-        if limit and again >= max(MOST, 2 * first):
+        if limit and again >= max(MOSTLY_CUT_OFF, 2 * first):
             room = f"allow longer answers, such as `data.max_response_length={2 * limit}`"
             return f"{room}, or {less}: {vain}, and {percent(again)} of its answers were cut off"
         return f"{less}: {vain}"

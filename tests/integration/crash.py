@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,10 +32,9 @@ from omegaconf import OmegaConf
 from r3_ext.record.folder import INTERRUPTED, STOPPED, read_starts
 from recipe.common.modes import MODES
 from recipe.common.trainer.resume import resume_step
-from recipe.r3.history.codec import COLUMNS, decode
-from recipe.r3.history.file import check_tables, open_for_reading
 
-from .conftest import Run, assert_equal_weights, command, rows_override, skip_overrides
+from .conftest import Run, command, rows_override, skip_overrides
+from .equal_runs import OF_RECORDED, assert_equal_runs, check_history
 from .in_flight import IN_FLIGHT, account, assert_all_accounted_for
 
 EVERYTHING, CTRL_C, SIGTERM, SIGHUP, GUARD = "everything", "Ctrl-C", "SIGTERM", "SIGHUP", "SIGKILL of the command"
@@ -60,10 +58,6 @@ SETTINGS = [
     "algorithm.r3.reflection.ask=adaptive",
     "algorithm.r3.replay.outcome=both",
 ]
-UNCOMPARED = ("timing", "perf/", "actor/perf/", "critic/perf/", "history/write_s", "history/wait_s")
-"""Metrics that are seconds or bytes of the machine."""
-OF_RECORDED = ("training/off_policy/trajectory_staleness",)
-"""verl's age of rows, which a run that replays a recording has otherwise than the one that made it."""
 
 
 @dataclass
@@ -77,6 +71,8 @@ class Crash:
     rng: random.Random
     patience: float
     """Seconds for a run to end by itself after a worker was killed; then everything is killed."""
+    apart: int = 1
+    """Steps that a start must end before a moment counts, but for start-up's."""
     overdue: list[str] = field(default_factory=list)
     """Victims after which it did not."""
     method: str = "r3"
@@ -162,7 +158,7 @@ class Crash:
         if moment == "start-up":
             return not ended(process, self.rng.uniform(5, 60))
         begin, before = time.monotonic(), self.last_step()
-        while self.last_step() <= before or time.monotonic() - begin < 5:
+        while self.last_step() < before + self.apart or time.monotonic() - begin < 5:
             if ended(process, 0.2):
                 return False
             # A resumed run first drops the rows after its checkpoint.
@@ -230,63 +226,6 @@ def is_of_ray(process: psutil.Process) -> bool:
         return any(word in " ".join(process.cmdline()) for word in ("ray::", "raylet", "gcs_server", "VLLM::"))
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
-
-
-def check_history(path: Path) -> None:
-    """No sample half-written: the tables are whole, and every sample fits its checksum."""
-    if not path.exists():
-        return
-    rows = f"SELECT id, {COLUMNS}, checksum, tokens, log_probs FROM samples LEFT JOIN payloads USING (id)"
-    with closing(open_for_reading(str(path))) as db:
-        check_tables(db)
-        for row in db.execute(rows):
-            decode(row[1:], row[0], str(path))
-
-
-def states(path: Path) -> dict[int, list]:
-    """What the history holds at every pinned step, without row ids."""
-    db = open_for_reading(str(path))
-    found = {}
-    for (step,) in db.execute("SELECT step FROM pins ORDER BY step").fetchall():
-        samples = db.execute(
-            "SELECT query_id, variant, correct, step, score, digest, checksum FROM samples WHERE step <= :s "
-            "AND (evicted IS NULL OR evicted > :s) AND NOT abandoned ORDER BY id",
-            {"s": step},
-        ).fetchall()
-        counts = db.execute("SELECT * FROM statistics WHERE step <= ? ORDER BY 1, 2, 3", (step,)).fetchall()
-        replays = db.execute(
-            "SELECT step, query_id, variant, sample_step, times FROM replays WHERE step <= ? ORDER BY 1, 2, 3, 4",
-            (step,),
-        ).fetchall()
-        found[step] = [samples, counts, replays]
-    db.close()
-    return found
-
-
-def compared(run: Run, but: tuple[str, ...] = ()) -> list[dict]:
-    left = (*UNCOMPARED, *but)
-    return [{key: value for key, value in row.items() if not key.startswith(left)} for row in run.rows]
-
-
-def assert_equal_runs(expected: Run, actual: Run, steps: int, kills: int = 0, but: tuple[str, ...] = ()) -> None:
-    """Equal metrics, weights and history, if any. verl logs a step after its checkpoint, so a kill may lose one row."""
-    theirs, ours = ({row["step"]: row for row in compared(run, but)} for run in (expected, actual))
-    assert list(theirs) == list(range(1, steps + 1)) and list(ours) == sorted(ours)
-    assert theirs.keys() >= ours.keys() and len(ours) >= steps - kills
-    for step, row in ours.items():
-        keys = row.keys() | theirs[step].keys()
-        different = {
-            key: (theirs[step].get(key), row.get(key)) for key in keys if theirs[step].get(key) != row.get(key)
-        }
-        assert not different, f"step {step}: {different}"
-    assert_equal_weights(expected, actual, steps)
-    histories = [run.folder / "history.sqlite" for run in (expected, actual)]
-    if not any(path.exists() for path in histories):
-        return  # a method without one
-    expected_states, actual_states = map(states, histories)
-    assert expected_states.keys() >= actual_states.keys() and steps in actual_states
-    for step, state in actual_states.items():
-        assert expected_states[step] == state, f"the history's state at step {step}"
 
 
 def overrides_for(steps: int, recording: Path) -> list[str]:

@@ -8,11 +8,12 @@ from r3_ext.record.folder import read_starts
 from recipe.common.modes import COLOCATE_ASYNC, SEPARATE_ASYNC
 
 from .conftest import rows_override
-from .crash import EVERYTHING, OF_RECORDED, SIGTERM, Crash, assert_equal_runs, overrides_for, survive
+from .crash import EVERYTHING, SIGTERM, Crash, overrides_for, survive
+from .equal_runs import OF_RECORDED, assert_equal_runs
 from .in_flight import IN_FLIGHT, account, assert_all_accounted_for
 
 pytestmark = pytest.mark.integration
-STEPS = 8
+STEPS = 10
 
 
 def test_a_run_broken_three_times_and_taken_back_leaves_nothing_and_equals_the_uninterrupted_one(
@@ -20,7 +21,7 @@ def test_a_run_broken_three_times_and_taken_back_leaves_nothing_and_equals_the_u
 ):
     settings = overrides_for(STEPS, tmp_path_factory.mktemp("r3_recording"))
     whole = train("r3", "whole", *settings)
-    victim = Crash(tmp_path, "victim", cache, settings, random.Random(0), patience=120)
+    victim = Crash(tmp_path, "victim", cache, settings, random.Random(0), patience=120, apart=2)
     plan = [
         ("trainer", "history write"),
         (SIGTERM, "rollout or training"),
@@ -30,7 +31,7 @@ def test_a_run_broken_three_times_and_taken_back_leaves_nothing_and_equals_the_u
     assert len(told) == len(plan), told
     assert not victim.overdue, "two minutes are enough to end, whoever dies"
     older = victim.last_step() - 2
-    assert older > 0
+    assert older > 2
     back = f"trainer.resume_from_path={victim.folder / 'checkpoints' / f'global_step_{older}'}"
     finished = victim.finish(back, "trainer.resume_mode=resume_path")
     assert finished.rows[-1]["step"] == STEPS

@@ -19,7 +19,8 @@ from recipe.hgpo.turns import Turn
 
 from . import recorded_sessions
 from .conftest import Run, assert_equal_weights, received_rows, rows_override
-from .crash import EVERYTHING, Crash, assert_equal_runs
+from .crash import EVERYTHING, Crash
+from .equal_runs import assert_equal_runs
 
 pytestmark = pytest.mark.integration
 STEPS, PROMPTS, N = 3, 4, 4

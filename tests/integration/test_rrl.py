@@ -20,7 +20,8 @@ from recipe.common.rows import RESTART_UID
 
 from . import seen_gradients
 from .conftest import STEPS, Run, assert_equal_weights, skip_overrides, weights
-from .crash import EVERYTHING, Crash, assert_equal_runs
+from .crash import EVERYTHING, Crash
+from .equal_runs import assert_equal_runs
 
 pytestmark = pytest.mark.integration
 
