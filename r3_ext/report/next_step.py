@@ -1,5 +1,6 @@
 """The third sentence that a report opens with: what to try next."""
 
+import math
 import shlex
 
 from r3_ext.record.summary import skipped_steps
@@ -143,10 +144,10 @@ def asked_in_vain(arm: Arm) -> str:
 
 
 def cut_off(arm: Arm, kind: str) -> float:
-    """Share of the answers of a kind that ended at the limit."""
-    mean, rows = get(f"{kind}/truncated/mean"), get(f"{kind}/rows")
-    ended = total(arm, lambda row: None if mean(row) is None else mean(row) * rows(row))
-    return ended / max(total(arm, rows), 1)
+    """Share of the answers of a kind that ended at the limit, over the steps whose metrics say so."""
+    counts = [(row.get(f"{kind}/truncated/mean"), row.get(f"{kind}/rows")) for run in arm.runs for row in run.rows]
+    said = [(mean, n) for mean, n in counts if mean is not None and n is not None and math.isfinite(mean * n)]
+    return sum(mean * n for mean, n in said) / max(sum(n for _, n in said), 1)
 
 
 def of_no_gain(arm: Arm, first: float, last: float, groups: int) -> str:
