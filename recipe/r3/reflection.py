@@ -27,7 +27,7 @@ from tensordict import TensorDict
 from recipe.common.queue import set_column
 from recipe.common.restart.agent_loop import HOOKS as RESTART_HOOKS
 from recipe.common.rows import PLAIN, REFLECTION, reflection_uid
-from recipe.r3.config.r3_config import BY_WAY, ReflectionConfig
+from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import History, Sample, Transfer
 from recipe.r3.replay.all_wrong import AllWrong
 from recipe.r3.replay.ways import Ways
@@ -196,8 +196,6 @@ class ReflectionPlanner:
                 break
             if self.restarter and (found := self.restarter.beginning(query_id, step)):
                 chosen[row] = found.columns()
-                continue
-            if self.config.ask == BY_WAY and self.ways and self.ways.way(query_id, step) == PLAIN:
                 continue
             attempts = self.history.draw(query_id, correct=False, k=1, rng=rng, variants=(PLAIN,))
             if not attempts:

@@ -134,6 +134,22 @@ def test_what_came_of_replaying_only_what_reflection_found_is_told_as_its_record
         assert "{:.3f} and {:.3f}".format(*(mean(arm, "pass@1", [step]) for arm in arms)) in text
 
 
+def test_what_came_of_asking_ahead_by_the_way_drawn_is_told_as_its_record_has_it():
+    page, ways = (RESULTS / "ahead" / "README.md").read_text(), ("by_reflection", "plainly")
+    assert [key for key, found in verdicts_of("ahead").items() if verdict_row(found) not in page] == []
+    rows = [row for row in steps_of("ahead") if int(row["step"]) >= 5]
+
+    def number(arm: str, column: str) -> int:
+        return sum(int(row[column] or 0) for row in rows if row["arm"] == arm)
+
+    asked, found = ([number("by_way", f"{what}_{way}") for way in ways] for what in ("asked", "found"))
+    text = " ".join(page.split())
+    assert "it asked {} all-wrong groups by reflection and {} plainly, and".format(*asked) in text
+    assert "found a right answer for {} and {}; `r3` asked ".format(*found) in text
+    ours = [number("r3", f"{what}_by_reflection") for what in ("asked", "found")]
+    assert "`r3` asked {} by reflection and found {} ".format(*ours) in text and not number("r3", "asked_plainly")
+
+
 def test_readme_and_docs_have_both_families_as_their_verdicts_are():
     readme, docs = ((ROOT / page).read_text() for page in ("README.md", "docs/results.md"))
     assert [row for row in both_rows() if row not in readme or row not in docs] == []
@@ -170,9 +186,10 @@ def test_what_the_docs_say_beside_the_tables_follows_from_the_records():
         f"reflection found {told_of[FACTS, 'by_reflection']} in facts and {told_of[SORTING, 'by_reflection']}" in text
     )
     assert f"plain answers {told_of[FACTS, 'plainly']} and {told_of[SORTING, 'plainly']}" in text
-    luck = verdicts_of("luck")["sorting_reflected"]
+    luck, ahead = verdicts_of("luck")["sorting_reflected"], verdicts_of("ahead")["sorting_ahead"]
     shown = f"{luck['estimate']:+.3f} of Pass@1 on average over the budget, {luck['low']:+.3f} to {luck['high']:+.3f}"
     assert shown in text
+    assert f"({ahead['estimate']:+.3f}, {ahead['low']:+.3f} to {ahead['high']:+.3f})" in text
 
 
 @pytest.mark.parametrize(("name", "verdict", "number"), [(FACTS, "on", 10), (SORTING, "unclear", 11)])

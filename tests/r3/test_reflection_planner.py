@@ -13,7 +13,7 @@ from recipe.r3.config.r3_config import ReflectionConfig
 from recipe.r3.history.store import Sample, Transfer
 from recipe.r3.reflection import AGENT_NAME
 from recipe.r3.replay.all_wrong import AllWrong
-from recipe.r3.replay.ways import Tally, Ways
+from recipe.r3.replay.ways import Ways
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -293,21 +293,6 @@ def test_an_all_wrong_group_is_asked_by_the_way_that_is_chosen(tokenizer, histor
     assert (shown, row["agent_name"]) == ((True, AGENT_NAME) if ask == "reflection" else (False, "single_turn_agent"))
     assert (list(row["raw_prompt"]) == list(plain)) is (ask == "plain")
     assert row.keys() == {*rows[0], "agent_name"}
-
-
-def test_by_way_asks_ahead_the_queries_only_for_which_reflection_is_drawn(tokenizer, history):
-    queries = [f"q{number}" for number in range(40)]
-    for query in queries:
-        remember(tokenizer, history, query, wrong=4)
-    batch = make_batch(tokenizer, queries)
-    asked = {}
-    for ask in ("adaptive", "by_way"):
-        planner = make_planner(tokenizer, history, batch_size=40, ask=ask)
-        planner.ways = Ways(ask, 0)
-        planner.ways.found = {REFLECTION: Tally(40, 2, 4000), PLAIN: Tally(40, 18, 4000)}
-        asked[ask] = set(reflected(batch, planner.augment(batch, step=2)[0]))
-    drawn = {query for query in queries if planner.ways.way(query, 2) == REFLECTION}
-    assert asked == {"adaptive": set(queries), "by_way": drawn} and 0 < len(drawn) < 20
 
 
 def test_a_query_whose_group_waits_is_asked_for_that_group_alone(tokenizer, history):

@@ -51,10 +51,9 @@ def _require(ok: bool, key: str, rule: str, value: Any) -> None:
 
 WHEN = NEXT_VISIT, NEXT_STEP, AT_ONCE = "next_visit", "next_step", "at_once"
 ADAPTIVE = "adaptive"
-BY_WAY = "by_way"
 RESTARTS = "restart"
 ANY_PROMPT = "any_prompt"
-ASK = REFLECTION, PLAIN, ADAPTIVE, BY_WAY, RESTARTS
+ASK = REFLECTION, PLAIN, ADAPTIVE, RESTARTS
 
 ATTEMPT_WORDS = (
     r"</?attempt>|\b(the|this|that|an?|my|your|their|earlier|previous|prior|first|last|given|above)( \w+)? attempt\b"
@@ -142,9 +141,8 @@ class ReflectionConfig(BaseConfig):
     """[U] When an all-wrong group is asked again: at the `next_visit` of its query (the paper's), in the `next_step`
     or `at_once`. Hard queries that the history knows are asked with their batch in all three."""
     ask: str = "adaptive"
-    """[U] How all-wrong groups are asked sooner: by `reflection`, `plain`, `adaptive`, `by_way` or `restart`. Answers
-    to the plain prompt join the group, on policy. `adaptive` follows what each of the two has found for a token in
-    this run. `by_way` does as well, and leaves a known hard query to its plain group where `plain` comes out for it.
+    """[U] How all-wrong groups are asked sooner: by `reflection`, `plain`, `adaptive` or `restart`. Answers to the
+    plain prompt join the group, on policy. `adaptive` follows what each of the two has found for a token in this run.
     `restart` does as well, but where the history holds a right answer: answers then go on from a part of it, and a
     right one is replayed in its place."""
     threshold: float = 0.25
