@@ -52,7 +52,8 @@ def names_in(text: str, suffix: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def files_of(name: str, roots: Iterable[Path]) -> set[Path]:
+@cache
+def files_of(name: str, roots: tuple[Path, ...]) -> frozenset[Path]:
     """The file of the module that a dotted name leads to, and the __init__.py of the packages around it.
 
     "recipe.common.rows.Row" gives recipe/common/__init__.py and recipe/common/rows.py; a name of no file here, nothing.
@@ -65,10 +66,10 @@ def files_of(name: str, roots: Iterable[Path]) -> set[Path]:
             found |= {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()}
             if not path.is_dir():
                 break
-    return found
+    return frozenset(found)
 
 
-def reached(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
+def reached(files: Iterable[Path], roots: tuple[Path, ...]) -> set[Path]:
     """These files and all files of this repository that they lead to, over any number of steps."""
     found, waiting = set(), list(files)
     while waiting:
@@ -97,7 +98,7 @@ def plan(name: str, root: Path = ROOT) -> dict[Path, Path]:
     recipe, common, tests = root / "recipe" / name, root / "recipe" / "common", root / "tests"
     own = {path for path in recipe.rglob("*") if path.suffix in SUFFIXES and "__pycache__" not in path.parts}
     configs = shared_configs(recipe / "config", common / "config")
-    modules = reached(own | configs, [root]) - {common / "config" / "__init__.py"}
+    modules = reached(own | configs, (root,)) - {common / "config" / "__init__.py"}
     if outside := [str(file) for file in modules if not {recipe, common} & set(file.parents)]:
         raise ValueError(f"recipe/{name} must stand on recipe/common and verl alone, but names {', '.join(outside)}")
     places = {file: file.relative_to(recipe) for file in own}
@@ -111,7 +112,7 @@ def plan(name: str, root: Path = ROOT) -> dict[Path, Path]:
     candidates = {tests / "conftest.py": Path("tests", "conftest.py")}
     candidates |= {file: place / file.name for home, place in homes.items() for file in home.glob("*.py")}
     may_go = candidates.keys() | places.keys() | {common / "config" / "__init__.py"}
-    return places | {file: to for file, to in candidates.items() if reached([file], [root, *homes]) <= may_go}
+    return places | {file: to for file, to in candidates.items() if reached([file], (root, *homes)) <= may_go}
 
 
 def rewritten(text: str, name: str, suffix: str) -> str:

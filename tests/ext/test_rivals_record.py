@@ -148,6 +148,11 @@ def test_what_came_of_asking_ahead_by_the_way_drawn_is_told_as_its_record_has_it
     assert "found a right answer for {} and {}; `r3` asked ".format(*found) in text
     ours = [number("r3", f"{what}_by_reflection") for what in ("asked", "found")]
     assert "`r3` asked {} by reflection and found {} ".format(*ours) in text and not number("r3", "asked_plainly")
+    assert round(sum(found) / ours[1]) == 3 and "it found three times as much for such groups" in text
+    values = verdicts_of("ahead")["sorting_ahead"]["values"]
+    left_out = {world: np.mean([value for key, value in values.items() if key != world]) for world in ("151", "145")}
+    told = "without world 151 ({:+.3f}) it is {:+.3f}, without 145 ({:+.3f}) {:+.3f}, both"
+    assert told.format(values["151"], left_out["151"], values["145"], left_out["145"]) in text
 
 
 def test_readme_and_docs_have_both_families_as_their_verdicts_are():

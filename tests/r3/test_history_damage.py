@@ -118,9 +118,9 @@ def test_killed_at_any_moment_the_file_holds_every_reported_step_whole(path):
         if step % 3 == 0:
             history.pin(step)
 
-    rng, done = random.Random(0), 0
+    rng, done, kills = random.Random(0), 0, 0
     with closing(History(f"{path}.reference", 3)) as reference:
-        for _ in range(10):
+        while kills < 10 or done <= 20:  # a busy machine gets less done in each tenth of a second
             reported = killed(write_on, path, rng.uniform(0, 0.1))
             with closing(History(path, 3)) as history:  # checks the content, too
                 last = present(history)
@@ -131,8 +131,7 @@ def test_killed_at_any_moment_the_file_holds_every_reported_step_whole(path):
                     each.restore(last)  # pins it
                 assert logical(path) == logical(f"{path}.reference")
                 assert dump(history) == dump(reference)
-            done = last
-    assert done > 20
+            done, kills = last, kills + 1
 
 
 # disks
