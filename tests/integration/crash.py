@@ -4,7 +4,7 @@
     python -m tests.integration.crash --sigterm --moments 10 --folder DIR        a preemptible cluster's warnings
     python -m tests.integration.crash --guard --moments 10 --folder DIR          SIGKILL and SIGHUP to the command alone
     python -m tests.integration.crash --mode separate_async --moments 5 --folder DIR
-    pytest tests/integration/test_crash.py                                       three moments
+    pytest tests/integration/test_crash.py                                       two moments
 
 The victim replays what the other run records of its rollouts, since vLLM is not deterministic. After every kill the
 history must be whole; after the last one every step's metrics, the final weights and the history's state at every

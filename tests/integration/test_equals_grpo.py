@@ -30,14 +30,17 @@ SAME = (
 )
 
 
-def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, recording, warm_start):
-    save = [f"trainer.save_freq={STEPS}", *skip_overrides(recording)]
-    # Verl's trainer as it comes: without the measurements that `r3 run --method grpo` adds, and every process of it a
-    # new interpreter, while those of the other run are forks of one that serves the whole suite.
-    grpo = train("grpo", "grpo", *save, *GRADED, *VERLS_MANAGER, "trainer.v1.trainer_mode=sync", forks=False)
-    off = train("r3", "off", *save, *GRADED, *OFF)
+@pytest.fixture(scope="module")
+def stock(train, recording) -> Run:
+    """verl's trainer as it comes: without the measurements that `r3 run --method grpo` adds, and every process of it a
+    new interpreter, while those of the other runs are forks of one that serves the whole suite."""
+    own = *GRADED, *VERLS_MANAGER, "trainer.v1.trainer_mode=sync"
+    return train("grpo", "grpo", f"trainer.save_freq={STEPS}", *skip_overrides(recording), *own, forks=False)
 
-    assert_equal_training(grpo, off)
+
+def test_everything_off_gives_the_losses_and_weights_of_stock_grpo(train, stock, recording, warm_start):
+    off = train("r3", "off", f"trainer.save_freq={STEPS}", *skip_overrides(recording), *GRADED, *OFF)
+    assert_equal_training(stock, off)
     # Graded scores trained: the reward function that was recorded was the user's own, and what verl's manager made of
     # it is what R^3's makes of it.
     rows = [row for file in recording.rglob("tq_batch.pt") for row in recorded(file)]
@@ -92,13 +95,18 @@ def one_group(asynchronous_recording):
     return asynchronous_recording
 
 
-@pytest.mark.parametrize("mode", [COLOCATE_ASYNC, SEPARATE_ASYNC])
-def test_everything_off_gives_those_of_stock_grpo_in_the_asynchronous_modes(train, request, mode):
-    """On a recording verl fetches nothing ahead: a batch is what was submitted for it."""
-    rollouts = request.getfixturevalue({COLOCATE_ASYNC: "asynchronous_recording", SEPARATE_ASYNC: "one_group"}[mode])
-    settings = ["--mode", mode, f"trainer.save_freq={STEPS}", *skip_overrides(rollouts)]
-    grpo = train("grpo", f"grpo_{mode}", *settings, f"trainer.v1.trainer_mode={mode}")
-    off = train("r3", f"off_{mode}", *settings, *OFF)
+def test_everything_off_gives_those_of_stock_grpo_with_rollouts_ahead(train, stock, asynchronous_recording):
+    """On a recording verl fetches nothing ahead: a batch is what was submitted for it, and GRPO is that of `sync`."""
+    rollouts = skip_overrides(asynchronous_recording)
+    off = train("r3", "off_ahead", "--mode", COLOCATE_ASYNC, f"trainer.save_freq={STEPS}", *rollouts, *OFF)
+    assert_equal_training(stock, off)
+    assert {row["groups/total"] for row in off.rows} == {16}
+
+
+def test_everything_off_gives_those_of_stock_grpo_with_rollouts_elsewhere(train, one_group):
+    settings = ["--mode", SEPARATE_ASYNC, f"trainer.save_freq={STEPS}", *skip_overrides(one_group)]
+    grpo = train("grpo", "grpo_elsewhere", *settings, f"trainer.v1.trainer_mode={SEPARATE_ASYNC}")
+    off = train("r3", "off_elsewhere", *settings, *OFF)
     assert_equal_training(grpo, off)
     assert {row["groups/total"] for row in off.rows} == {16}
 

@@ -19,7 +19,7 @@ from recipe.hgpo.turns import Turn
 
 from . import recorded_sessions
 from .conftest import Run, assert_equal_weights, received_rows, rows_override
-from .crash import EVERYTHING, Crash
+from .crash import SIGTERM, Crash
 from .equal_runs import assert_equal_runs
 
 pytestmark = pytest.mark.integration
@@ -168,13 +168,13 @@ def test_without_nested_groups_it_is_verls_grpo_bit_for_bit(train, hgpo, player,
         assert Counter((round(values[0], 3), len(values)) for values in found) == wanted
 
 
-def test_a_run_that_was_killed_goes_on_exactly(hgpo, player, recording, cache, tmp_path):
+def test_a_run_that_was_asked_to_end_goes_on_exactly(hgpo, player, recording, cache, tmp_path):
     settings = [*CRAWL, *player.plays(), "trainer.save_freq=1", *replays(recording, OURS)]
-    victim = Crash(tmp_path, "victim", cache, settings, random.Random(0), patience=120, method="hgpo")
-    assert victim.strike(EVERYTHING, "rollout or training")
+    victim = Crash(tmp_path, "victim", cache, settings, random.Random(1), patience=120, method="hgpo")
+    assert victim.strike(SIGTERM, "rollout or training")
     finished = victim.finish()
     assert finished.summary["starts"] == 2
-    assert_equal_runs(hgpo, finished, STEPS, kills=1)
+    assert_equal_runs(hgpo, finished, STEPS)  # SIGTERM loses nothing
 
 
 def tasks(file: Path, *worlds: dict) -> Path:
@@ -195,19 +195,26 @@ def tasks(file: Path, *worlds: dict) -> Path:
     return file
 
 
-def test_a_world_that_hangs_dies_or_lies_ends_its_own_sessions_only(train, player, tmp_path):
+@pytest.fixture(scope="module")
+def misused(train, player, tmp_path_factory) -> tuple[Run, Path]:
+    """Two batches with three bad worlds each, and one that holds nothing else; what the workers received."""
+    folder = tmp_path_factory.mktemp("hostile")
     bad = [{"world": "Hangs"}, {"world": "Dies"}, {"world": "Lies", "answer": "nan"}]
-    data = tasks(tmp_path / "train.parquet", *bad, {"world": "Moody"}, {"world": "FreeText"})
-    run = train(
-        *("hgpo", "hostile", *CRAWL, *player.plays(data, data), "trainer.total_training_steps=2"),
-        "data.train_batch_size=5",
-        *("actor_rollout_ref.rollout.custom.session.deadline_s=5", rows_override(tmp_path / "rows")),
-        "trainer.test_freq=2",
-    )
+    batch = [*bad, {"world": "Moody"}, {"world": "FreeText"}]
+    data = tasks(folder / "train.parquet", *batch, *batch, *[{"world": "Raises"}] * len(batch))
+    plays = player.plays(data, tasks(folder / "val.parquet", *batch))
+    settings = [f"data.train_batch_size={len(batch)}", "data.shuffle=False", "trainer.test_freq=2"]
+    deadline = "actor_rollout_ref.rollout.custom.session.deadline_s=5"
+    run = train("hgpo", "hostile", *CRAWL, *plays, *settings, deadline, rows_override(folder / "rows"), ok=False)
+    return run, folder / "rows"
+
+
+def test_a_world_that_hangs_dies_or_lies_ends_its_own_sessions_only(misused):
+    run, rows_folder = misused
     assert len(run.rows) == 2
     for row in run.rows:
         assert row["sessions/number"] + row["sessions/failed"] == 5 * N
-        sessions = Counter(uid for uid, _ in received(tmp_path / "rows", row["step"]))
+        sessions = Counter(uid for uid, _ in received(rows_folder, row["step"]))
         assert max(sessions.values()) == N, "those of the world that does nothing bad"
         assert len(sessions) <= 2 and sum(sessions.values()) == row["sessions/number"]
     told = (run.folder / "run.log").read_text(errors="replace")
@@ -218,10 +225,9 @@ def test_a_world_that_hangs_dies_or_lies_ends_its_own_sessions_only(train, playe
     assert validated and all(line["val/hostile/failed"] >= 12 for line in validated)
 
 
-def test_a_batch_whose_sessions_all_fail_ends_the_run_with_the_cause_and_the_way_out(train, player, tmp_path):
-    data = tasks(tmp_path / "train.parquet", *[{"world": "Raises"}] * PROMPTS)
-    run = train("hgpo", "all_fail", *CRAWL, *player.plays(data, data), ok=False)
+def test_a_batch_whose_sessions_all_fail_ends_the_run_with_the_cause_and_the_way_out(misused):
+    run, _ = misused
     assert run.code not in (0, None)
     told = (run.folder / "run.log").read_text(errors="replace")
-    assert "all 16 sessions of a batch to train on failed" in told
+    assert "all 20 sessions of a batch to train on failed" in told
     assert "the floor gave way" in told and "mend the adapter" in told
