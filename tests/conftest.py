@@ -19,8 +19,8 @@ read = FileSource.load_config
 
 
 @cache
-def parsed(folder: str, config_path: str, changed_ns: int):
-    return read(FileSource("", folder), config_path)
+def parsed(provider: str, folder: str, config_path: str, changed_ns: int):
+    return read(FileSource(provider, folder), config_path)
 
 
 def load_config(source, config_path: str):
@@ -28,9 +28,7 @@ def load_config(source, config_path: str):
     file = Path(source.path, source._normalize_file_name(config_path))
     if not file.is_file():
         return read(source, config_path)
-    found = copy.deepcopy(parsed(source.path, config_path, file.stat().st_mtime_ns))
-    found.provider = source.provider
-    return found
+    return copy.deepcopy(parsed(source.provider, source.path, config_path, file.stat().st_mtime_ns))
 
 
 FileSource.load_config = load_config

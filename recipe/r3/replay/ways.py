@@ -30,6 +30,8 @@ from recipe.r3.config.r3_config import ADAPTIVE, RESTARTS
 
 WAYS = (REFLECTION, PLAIN)
 """Of asking a group that nothing stored can rescue. Restarts have a right answer to go on from."""
+SHARED = ADAPTIVE, RESTARTS
+"""Of `reflection.ask`: the run shares out its groups among the two."""
 FLOOR = 0.1
 """Least share of either way: what finds nothing now may do so later."""
 FILE = "ways.json"
@@ -104,7 +106,7 @@ class Ways:
 
     def way(self, query_id: str, step: int) -> str:
         """Of an all-wrong group that `step` generated."""
-        if self.ask not in (ADAPTIVE, RESTARTS):
+        if self.ask not in SHARED:
             return self.ask
         drawn = random.Random(f"{self.seed}/way/{step}/{query_id}").random()
         return REFLECTION if drawn < reflection_share(self.found) else PLAIN
@@ -124,7 +126,7 @@ class Ways:
             for name, count in asdict(tally).items()
         }
         self.fresh = {way: Tally() for way in (*WAYS, RESTART)}
-        is_shared = self.ask in (ADAPTIVE, RESTARTS)
+        is_shared = self.ask in SHARED
         return metrics | ({"reflection/by_reflection/share": reflection_share(self.found)} if is_shared else {})
 
     def save(self, checkpoint: Path) -> None:
