@@ -1,21 +1,16 @@
 """PPO and RRL-style replay on the shipped profiles: the critic follows the actor, and fits beside it."""
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from r3_ext.settings import sizing
-from r3_ext.settings.compose import base_overrides, compose_config, flat
-
-DEFAULT = "gpu_8x80gb"
-
-
-def composed(profile: str, method: str) -> DictConfig:
-    return compose_config(base_overrides(profile, method))
+from r3_ext.settings.compose import flat
+from tests.ext.presets import DEFAULT, preset
 
 
 @pytest.mark.parametrize("profile", sizing.gpu_profiles())
 def test_a_critic_beside_the_actor_fits(monkeypatch, profile):
-    config = composed(profile, "rrl")
+    config = preset(profile, "rrl")
     monkeypatch.setattr(sizing, "compose_config", lambda overrides: config)
     plan, architecture = sizing.profile_plan(profile, "rrl")
     assert plan.fits
@@ -28,7 +23,7 @@ def test_a_critic_beside_the_actor_fits(monkeypatch, profile):
 
 @pytest.mark.parametrize("profile", ["embedded", DEFAULT])
 def test_the_critic_is_the_actors_model_as_the_actor_trains_it(profile):
-    config = composed(profile, "ppo")
+    config = preset(profile, "ppo")
     critic, actor, model = config.critic, config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     assert critic.model.path == model.path and critic.strategy == actor.strategy
     assert critic.model.override_config == model.override_config
@@ -40,5 +35,5 @@ def test_the_critic_is_the_actors_model_as_the_actor_trains_it(profile):
 
 @pytest.mark.parametrize("profile", ["embedded", DEFAULT])
 def test_ppo_is_rrl_without_restarts(profile):
-    ppo, rrl = (flat(OmegaConf.to_container(composed(profile, name), resolve=False)) for name in ("ppo", "rrl"))
+    ppo, rrl = (flat(OmegaConf.to_container(preset(profile, name), resolve=False)) for name in ("ppo", "rrl"))
     assert {key for key in ppo.keys() | rrl.keys() if ppo.get(key) != rrl.get(key)} == {"algorithm.rrl.restarts.share"}
