@@ -3,10 +3,11 @@
     python -m tests.benchmarks.cells outputs/rivals_sorting/main examples/results/rivals_sorting \\
         --arms grpo grpo_extra r3 at_once_adaptive --first-epoch 8 --model CACHE/warm-start-KEY/model
 
-FOLDER/steps.csv: each step of each cell whose metrics are there. Asked and found are all-wrong groups that were asked
-again in the step, and those with a right answer then. With --model, whose tokenizer reads the answers of worlds of
-sorting, FOLDER/working.csv: right answers of these cells, and how many of them have a working, the digits before the
-box, that does not give the boxed answer.
+FOLDER/steps.csv: each step of each cell whose metrics are there, with the columns that a cell has something in. Asked
+and found are all-wrong groups that were asked again in the step, and those with a right answer then; success is that
+of restarts, and fresh_success that of later fresh attempts at their problems. With --model, whose tokenizer reads the
+answers of worlds of sorting, FOLDER/working.csv: right answers of these cells, and how many of them have a working,
+the digits before the box, that does not give the boxed answer.
 """
 
 import argparse
@@ -29,6 +30,12 @@ COLUMNS = {
     "found_by_reflection": "reflection/by_reflection/found",
     "asked_plainly": "reflection/by_plain/asked",
     "found_plainly": "reflection/by_plain/found",
+    "restarts": "restart/rows",
+    "restarts_right": "restart/acc/mean",
+    "compared": "restart/compared",
+    "success": "restart/success",
+    "fresh_success": "restart/fresh_success",
+    "value_correlation": "restart/value_correlation",
 }
 
 
@@ -81,7 +88,9 @@ def main() -> None:
     parser.add_argument("--first-epoch", type=int, default=0, help="its steps")
     args = parser.parse_args()
     found = [row for arm in args.arms for row in steps(args.folder, arm)]
-    write(args.out / "steps.csv", ("arm", "seed", "step", "pass@1", *COLUMNS), found)
+    head = ("arm", "seed", "step", "pass@1", *COLUMNS)
+    told = [at for at in range(len(head)) if any(row[at] != "" for row in found)]
+    write(args.out / "steps.csv", tuple(head[at] for at in told), [tuple(row[at] for at in told) for row in found])
     if args.model:
         found = [row for arm in args.arms for row in working(args.folder, arm, args.model, args.first_epoch)]
         write(args.out / "working.csv", ("arm", "seed", "kind", "prompt", "answers", "without_working"), found)

@@ -1,0 +1,119 @@
+"""What is told of restarts is what the record of their study gives."""
+
+import numpy as np
+
+from r3_ext.settings.compose import ROOT
+from r3_ext.study import record
+from r3_ext.study.text import mean_and_interval
+from tests.benchmarks.restarts import (
+    CRITIC,
+    GROUPS,
+    RECORD,
+    RESTARTED,
+    arm_rows,
+    other_rows,
+    paid,
+    share,
+    steps,
+    success,
+    success_rows,
+)
+from tests.benchmarks.rivals import verdict_row, verdicts_of
+
+PAGE = (RECORD / "README.md").read_text()
+TEXT = " ".join(PAGE.split())
+RESULTS_PAGE = " ".join((ROOT / "docs" / "results.md").read_text().split())
+
+
+def test_every_cell_of_the_plan_is_there_and_of_one_commit():
+    ledger = record.read_ledger(RECORD)
+    planned = {f"{one.folder}/{arm}": set(one.seeds) for one in (CRITIC, GROUPS) for arm in one.arms}
+    assert {arm: set(of) for arm, of in ledger.items()} == planned and sum(map(len, planned.values())) == 64
+    [commit] = {cell[record.COMMIT] for of in ledger.values() for cell in of.values()}
+    assert f"All 64 cells were trained at commit `{commit[:7]}`" in TEXT
+
+
+def test_the_page_has_every_verdict_and_what_hangs_on_single_worlds():
+    verdicts = verdicts_of("rrl_worlds")
+    assert len(verdicts) == 6
+    assert all(found["worlds"] == found["planned"] in (8, 12) for found in verdicts.values())
+    assert [key for key, found in verdicts.items() if verdict_row(found) not in PAGE] == []
+
+
+def test_what_arms_reached_cost_and_restarted_is_told_as_the_record_has_it():
+    assert [row for row in (*arm_rows(), *other_rows(), *success_rows()) if row not in PAGE] == []
+
+
+def test_what_the_plan_calls_acting_is_told_as_the_ledger_has_it():
+    ledger = record.read_ledger(RECORD)
+    of = [share("restart_rows", "trained_rows", ledger[f"critic/{arm}"], CRITIC.seeds) for arm in CRITIC.arms[1:]]
+    rows = np.mean([cell["restart_rows"] for cell in ledger["groups/restart"].values()])
+    assert min(of) >= 0.15 and rows >= 16
+    assert "{:.2f}, {:.2f} and {:.2f} of the rows".format(*of) in TEXT and f"{rows:.1f} rows a cell" in TEXT
+
+
+def test_where_restarts_did_better_than_fresh_attempts_is_told_by_world():
+    worlds = {row["seed"] for row in steps()}
+    better = {
+        arm: sum(own > fresh for w in worlds for _, _, own, fresh in [success(arm, world=w)]) for arm in RESTARTED
+    }
+    assert better == {"rrl_random": 1, "rrl": 0, "rrl_right": 7} and len(worlds) == 8
+    assert "in seven of eight worlds for `rrl_random`, in all for `rrl`" in TEXT
+    assert "**Parts of right answers succeed more often**, in seven of eight worlds" in TEXT
+
+
+def right_of(*arms: str) -> float:
+    """Of all restarts of these arms."""
+    ledger = record.read_ledger(RECORD)
+    cells = [cell for arm in arms for cell in ledger[f"critic/{arm}"].values()]
+    return sum(cell["restart_right"] for cell in cells) / sum(cell["restart_rows"] for cell in cells)
+
+
+def test_how_often_restarts_are_right_is_told_as_the_ledger_has_it():
+    by_chance, by_critic, of_right = map(right_of, RESTARTED)
+    assert f"Of all restarts in twelve worlds it is {by_critic:.3f} and {by_chance:.3f}" in TEXT
+    assert f"and in {of_right:.2f} of all restarts" in TEXT
+    critic, chance = (record.read_ledger(RECORD)[f"critic/{arm}"] for arm in ("rrl", "rrl_random"))
+    less = [
+        share("restart_right", "restart_rows", critic, [world])
+        - share("restart_right", "restart_rows", chance, [world])
+        for world in CRITIC.seeds
+    ]
+    assert f"the difference is {mean_and_interval(less).replace(' (', ' in the mean world (')}" in TEXT
+
+
+def test_what_is_told_of_r3_beside_ppo_follows_from_the_record():
+    ledger = record.read_ledger(RECORD)
+    read = [
+        np.mean([share("prompt_tokens", "generated_tokens", ledger[arm], GROUPS.seeds) for arm in arms])
+        for arms in (("groups/r3", "groups/restart"), ("critic/ppo",))
+    ]
+    assert "R^3 also reads {:.2f} prompt tokens for each generated one, PPO {:.2f}".format(*read) in TEXT
+    for text in (TEXT, RESULTS_PAGE):
+        assert f"not shown to be above PPO: it is {mean_and_interval(paid())}" in text
+    assert f"(p = {6 * verdicts_of('rrl_worlds')['r3_over_ppo']['p']:.2f})" in TEXT
+
+
+def test_readme_and_docs_tell_verdicts_and_restarts_as_the_record_has_them():
+    verdicts = verdicts_of("rrl_worlds")
+    rows = [
+        f"| {of['worlds']} | {of['estimate']:+.3f} | {of['low']:+.3f} to {of['high']:+.3f} | {of['verdict']}"
+        for of in verdicts.values()
+    ]
+    assert [row for row in rows if row not in RESULTS_PAGE] == []
+    recipe = " ".join((ROOT / "recipe" / "rrl" / "README.md").read_text().split())
+    (_, _, own, fresh), (_, _, right_own, right_fresh) = success(*CRITIC.arms[1:3]), success(*CRITIC.arms[3:])
+    assert f"{own:.2f} against {fresh:.2f}, and {right_own:.2f} against {right_fresh:.2f}" in RESULTS_PAGE
+    assert f"later fresh attempts at the same problems had {fresh:.2f} and {right_fresh:.2f}" in recipe
+    failed, of_right = right_of(*CRITIC.arms[1:3]), right_of(*CRITIC.arms[3:])
+    assert f"{failed:.2f} were right, and {of_right:.2f} of those from parts of right answers" in RESULTS_PAGE
+    assert (
+        f"{failed:.2f} were right from states of failed answers and {of_right:.2f} from parts of right ones" in recipe
+    )
+    over, right_over = verdicts["rrl_over_ppo"], verdicts["right_over_ppo"]
+    assert (
+        f"it is {over['estimate']:.3f} of Pass@1 above (95 % interval {over['low']:+.3f} to {over['high']:+.3f})"
+        in recipe
+    )
+    ends = f"({right_over['low']:+.3f} to {right_over['high']:+.3f})"
+    assert f"and {right_over['estimate']:.3f} with states of right answers {ends}" in recipe
