@@ -186,7 +186,9 @@ def group_rows(summary: dict) -> Iterator[tuple[str, str]]:
 
 def restart_rows(restarts: dict | None) -> Iterator[tuple[str, str]]:
     if restarts:
-        yield "restarts", f"{restarts['compared']:,} compared: {restarts['success']:.3f} right"
+        if "right" in restarts:
+            yield "restarts", f"{restarts['rows']:,}: {restarts['right']:.3f} right"
+        yield "restarts whose problem came again", f"{restarts['compared']:,} compared: {restarts['success']:.3f} right"
         yield "fresh, of the same problems", f"{restarts['fresh_success']:.3f} right"
 
 

@@ -148,14 +148,19 @@ def summarise(rows: list[dict], batch_size: int, n: int, seconds_total: float, w
 
 def compared_restarts(steps: list[dict]) -> dict[str, float] | None:
     """How many restarts can be compared with fresh attempts at the same problems, and the success of both; None of a
-    run without."""
+    run without. These are restarts whose problem came again: `rows` are all of them, and `right` is their success."""
     rows = [row for row in steps if row.get("restart/compared")]
     if not rows:
         return None
     number = round(sum(row["restart/compared"] for row in rows))
     names = {"success": "restart/success", "fresh_success": "restart/fresh_success"}
     shares = {name: sum(row[key] * row["restart/compared"] for row in rows) / number for name, key in names.items()}
-    return {"compared": number} | {name: round(share, 4) for name, share in shares.items()}
+    made = [(row["restart/rows"], row["restart/acc/mean"]) for row in steps if "restart/acc/mean" in row]
+    if made:
+        in_all = round(sum(count for count, _ in made))
+        shares["right"] = sum(count * success for count, success in made) / in_all
+    counts = {"compared": number} | ({"rows": in_all} if made else {})
+    return counts | {name: round(share, 4) for name, share in shares.items()}
 
 
 def environment_steps(row: dict) -> int:

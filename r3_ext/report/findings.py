@@ -300,6 +300,8 @@ def restarts_said(arm: Arm) -> list[Finding]:
     text = (
         f"{number:,.0f} restarts succeeded in {percent(own)}, fresh attempts at the same problems in {percent(fresh)}"
     )
+    if "right" in found:
+        text += f" ({percent(found['right'])} of all {found['rows']:,} restarts)"
     in_vain = is_no_better(number, own, fresh)
     return [Finding(f"{text}: {NO_USE}." if in_vain else f"{text}.", warning=in_vain)]
 

@@ -313,3 +313,7 @@ def test_restarts_are_set_against_fresh_attempts_and_what_is_of_no_use_is_told_w
     assert (said(0.5).warning, said(0.25).warning, said(0.2).warning) == (False, False, True)
     assert (said(0.2, number=8).warning, said(0.0, number=8).warning) == (False, True), "of few it is chance"
     assert said(0.1).text.endswith("set algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin.")
+    made = {"restart/compared": 8, "restart/success": 0.5, "restart/fresh_success": 0.25}
+    made |= {"restart/rows": 80, "restart/acc/mean": 0.75}
+    [found] = findings.restarts_said(Arm("rrl", [Run(Path("run"), [{"step": 1} | made])]))
+    assert found.text.replace("\xa0", " ").endswith("problems in 25 % (75 % of all 80 restarts).")

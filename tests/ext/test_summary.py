@@ -178,6 +178,10 @@ def test_restarts_are_told_against_fresh_attempts_and_an_alarm_says_what_to_swit
     assert summary["restarts"] == {"compared": 16, "success": 0.4, "fresh_success": 0.25}
     assert summary["trained_rows"] == 2 * (8 + 1 + 4) + 4
     assert "16 compared: 0.400 right" in printed(closing_table(summary | over_starts([], [])))
+    some = ends | {"restart/rows": 36, "restart/acc/mean": 0.25}
+    told = summarise([one | {"restart/rows": 4, "restart/acc/mean": 1.0}, some], 2, 4, 60.0)
+    assert (told["restarts"]["rows"], told["restarts"]["right"]) == (40, 0.325), "all that were made"
+    assert "40: 0.325 right" in printed(closing_table(told | over_starts([], [])))
     console = Console(file=io.StringIO(), width=200)
     RunDisplay(console, "run", 1).row(one)
     assert "set algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin" in console.file.getvalue()
