@@ -48,7 +48,7 @@ def arm_rows() -> list[str]:
                 f"{np.mean([measure(of[world], at) for world in worlds]):.3f}"
                 for measure, at in ((accuracy_at, 0), (mean_accuracy, BUDGET), (accuracy_at, BUDGET))
             ]
-            cost = (f"{mean_of(did, column, worlds):,.0f}" for column in ("updates", "prompt_tokens"))
+            cost = f"{mean_of(did, 'updates', worlds):.1f}", f"{mean_of(did, 'prompt_tokens', worlds):,.0f}"
             wrong = f"{100 * share('groups_all_wrong', 'groups_total', did, worlds):.0f} %"
             acted = f"{share('restart_rows', 'trained_rows', did, worlds):.2f}, {right(did, worlds):.2f}"
             shown = *reached, *cost, wrong, acted if mean_of(did, "restart_rows", worlds) else "-"
@@ -135,6 +135,7 @@ def paid() -> np.ndarray:
 def main() -> None:
     for rows in (arm_rows(), other_rows(), success_rows()):
         print(*rows, "", sep="\n")
+    print("R^3 with its prompts paid for, less PPO:", mean_and_interval(paid()))
 
 
 if __name__ == "__main__":

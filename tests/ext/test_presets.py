@@ -133,9 +133,9 @@ GPU_PROFILES_DIFFER = {
 
 def differences(profile: str, other: str) -> list[str]:
     """Keys whose value differs between two profiles, or that only one of them has; a section without keys is no key."""
-    left, right = (flat(OmegaConf.to_container(preset(name), resolve=False)) for name in (profile, other))
-    found = (key for key in left.keys() | right.keys() if left.get(key, "absent") != right.get(key, "absent"))
-    return sorted(key for key in found if {} not in (left.get(key), right.get(key)))
+    trees = (flat(OmegaConf.to_container(preset(name), resolve=False)) for name in (profile, other))
+    left, right = ({key: value for key, value in tree.items() if value != {}} for tree in trees)
+    return sorted(key for key in left.keys() | right.keys() if left.get(key, "absent") != right.get(key, "absent"))
 
 
 def test_no_file_is_left_out():
