@@ -53,7 +53,7 @@ def answer_parts(row: dict) -> list[str]:
             parts.append(f"reflect {int(row['reflection/solved'])}/{int(row['reflection/prompts'])}")
         parts.append(f"ranked {int(row['groups/ranked'])}")
     if "restart/success" in row:
-        parts.insert(1, f"restarts {row['restart/success']:.2f} (fresh {row['restart/fresh_success']:.2f})")
+        parts.insert(1, f"restarts {row['restart/success']:.2f} (fresh {max(0.0, row['restart/fresh_success']):.2f})")
     return parts
 
 
@@ -189,7 +189,7 @@ def restart_rows(restarts: dict | None) -> Iterator[tuple[str, str]]:
         if "right" in restarts:
             yield "restarts", f"{restarts['rows']:,}: {restarts['right']:.3f} right"
         yield "restarts whose problem came again", f"{restarts['compared']:,} compared: {restarts['success']:.3f} right"
-        yield "fresh, of the same problems", f"{restarts['fresh_success']:.3f} right"
+        yield "fresh, of the same problems", f"{max(0.0, restarts['fresh_success']):.3f} right"
 
 
 def session_rows(sessions: dict | None) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from r3_ext.report.readers import (
 )
 from r3_ext.report.runs import Arm, Reader, Run, clean, first_and_last
 from r3_ext.report.sessions import SIGNAL, TURNS
-from recipe.common.validation import is_no_better
+from recipe.common.validation import error_of_difference
 
 TRUNCATION_RISE = 0.05
 LENGTH_RISE = 1.2
@@ -298,11 +298,14 @@ def restarts_said(arm: Arm) -> list[Finding]:
         return []
     number, own, fresh = (found[name] for name in ("compared", "success", "fresh_success"))
     text = (
-        f"{number:,.0f} restarts succeeded in {percent(own)}, fresh attempts at the same problems in {percent(fresh)}"
+        f"{number:,.0f} restarts succeeded in {percent(own)}, fresh attempts at the same problems in "
+        f"{percent(max(0.0, fresh))}"
     )
     if "right" in found:
         text += f" ({percent(found['right'])} of all {found['rows']:,} restarts)"
-    in_vain = is_no_better(number, own, fresh)
+    # Of few that can be compared none may be right while others were.
+    is_worse = own + error_of_difference(number, own, fresh) < fresh
+    in_vain = is_worse or found.get("right", own) == 0
     return [Finding(f"{text}: {NO_USE}." if in_vain else f"{text}.", warning=in_vain)]
 
 

@@ -313,7 +313,19 @@ def test_restarts_are_set_against_fresh_attempts_and_what_is_of_no_use_is_told_w
     assert (said(0.5).warning, said(0.25).warning, said(0.2).warning) == (False, False, True)
     assert (said(0.2, number=8).warning, said(0.0, number=8).warning) == (False, True), "of few it is chance"
     assert said(0.1).text.endswith("set algorithm.rrl.restarts.share=0, or another algorithm.rrl.states.origin.")
-    made = {"restart/compared": 8, "restart/success": 0.5, "restart/fresh_success": 0.25}
-    made |= {"restart/rows": 80, "restart/acc/mean": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("fresh", "right", "is_of_no_use"), [(-0.1, 0.75, False), (0.7, 0.75, True), (-0.1, 0.0, True)]
+)
+def test_restarts_of_which_few_can_be_compared_are_told_with_all_of_them(fresh, right, is_of_no_use):
+    """What fresh attempts rose by meanwhile is taken off their success, which may leave less than nothing."""
+    made = {"restart/rows": 80, "restart/acc/mean": right}
+    made |= {"restart/compared": 8, "restart/success": 0.0, "restart/fresh_success": fresh}
     [found] = findings.restarts_said(Arm("rrl", [Run(Path("run"), [{"step": 1} | made])]))
-    assert found.text.replace("\xa0", " ").endswith("problems in 25 % (75 % of all 80 restarts).")
+    text, others = found.text.replace("\xa0", " "), f"({100 * right:.0f} % of all 80 restarts)"
+    assert (
+        f"8 restarts succeeded in 0 %, fresh attempts at the same problems in {max(0, 100 * fresh):.0f} % {others}"
+        in text
+    )
+    assert found.warning is is_of_no_use is ("do not help" in text)
