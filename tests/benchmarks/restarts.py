@@ -1,10 +1,10 @@
 """What restarts did in the study of them: tables of its record's page that no plan makes.
 
-python -m tests.benchmarks.cells outputs/rrl_worlds/critic examples/results/rrl_worlds --arms rrl_random rrl rrl_right
-python -m tests.benchmarks.restarts
+    python -m tests.benchmarks.cells outputs/rrl_worlds/critic examples/results/rrl_worlds \\
+        --arms rrl_random rrl rrl_right
+    python -m tests.benchmarks.restarts
 """
 
-import csv
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from r3_ext.study import record
 from r3_ext.study.hypotheses import values_of
 from r3_ext.study.outcome import Curve, accuracy_at, mean_accuracy
 from r3_ext.study.text import mean_and_interval
-from tests.benchmarks.rivals import RESULTS, design_of
+from tests.benchmarks.rivals import RESULTS, design_of, steps_of
 
 NAME = "rrl_worlds"
 RECORD = RESULTS / NAME
@@ -50,16 +50,18 @@ def arm_rows() -> list[str]:
             ]
             cost = f"{mean_of(did, 'updates', worlds):.1f}", f"{mean_of(did, 'prompt_tokens', worlds):,.0f}"
             wrong = f"{100 * share('groups_all_wrong', 'groups_total', did, worlds):.0f} %"
-            acted = f"{share('restart_rows', 'trained_rows', did, worlds):.2f}, {right(did, worlds):.2f}"
-            shown = *reached, *cost, wrong, acted if mean_of(did, "restart_rows", worlds) else "-"
-            rows.append(f"| `{arm}` | {len(worlds)} | {' | '.join(shown)} |")
+            acted = "-"
+            if mean_of(did, "restart_rows", worlds):
+                rows_of = share("restart_rows", "trained_rows", did, worlds)
+                acted = f"{rows_of:.2f}, {right(did[world] for world in worlds):.2f}"
+            rows.append(f"| `{arm}` | {len(worlds)} | {' | '.join((*reached, *cost, wrong, acted))} |")
     return rows
 
 
-def right(found: dict[int, dict], worlds: Iterable[int]) -> float:
-    """Share of all restarts that were right."""
-    rows = [found[world]["restart_rows"] for world in worlds]
-    return sum(found[world]["restart_right"] for world in worlds) / sum(rows) if sum(rows) else 0.0
+def right(cells: Iterable[dict]) -> float:
+    """Share of all restarts of these cells that were right."""
+    counts = [(cell["restart_right"], cell["restart_rows"]) for cell in cells]
+    return sum(number for number, _ in counts) / sum(rows for _, rows in counts)
 
 
 def contrasts(measure: str = "mean_accuracy", change: Callable[[dict], dict] = dict) -> dict[str, dict[int, float]]:
@@ -95,17 +97,12 @@ def other_rows() -> list[str]:
     ]
 
 
-def steps() -> list[dict[str, str]]:
-    with open(RECORD / "steps.csv", newline="") as lines:
-        return [*csv.DictReader(lines)]
-
-
 def success(*arms: str, world: str = "") -> tuple[int, float, float, float]:
     """Worlds, restarts that were compared, and their success and that of later fresh attempts at the same problems.
 
     world: of that alone.
     """
-    known = [r for r in steps() if r["arm"] in arms and r["compared"] and world in ("", r["seed"])]
+    known = [r for r in steps_of(NAME) if r["arm"] in arms and r["compared"] and world in ("", r["seed"])]
     compared, own, fresh = (
         np.array([float(row[column]) for row in known]) for column in ("compared", "success", "fresh_success")
     )

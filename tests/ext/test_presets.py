@@ -1,6 +1,6 @@
 """Every configuration file composes, is valid, and differs from its neighbours where it means to.
 
-`python tests/ext/test_presets.py` prints the current differences of the profile embedded, to be pasted below.
+`python -m tests.ext.test_presets` prints the current differences of the profile embedded, to be pasted below.
 """
 
 import math

@@ -8,17 +8,18 @@ from r3_ext.study.text import mean_and_interval
 from tests.benchmarks.restarts import (
     CRITIC,
     GROUPS,
+    NAME,
     RECORD,
     RESTARTED,
     arm_rows,
     other_rows,
     paid,
+    right,
     share,
-    steps,
     success,
     success_rows,
 )
-from tests.benchmarks.rivals import verdict_row, verdicts_of
+from tests.benchmarks.rivals import steps_of, verdict_row, verdicts_of
 
 PAGE = (RECORD / "README.md").read_text()
 TEXT = " ".join(PAGE.split())
@@ -34,7 +35,7 @@ def test_every_cell_of_the_plan_is_there_and_of_one_commit():
 
 
 def test_the_page_has_every_verdict_and_what_hangs_on_single_worlds():
-    verdicts = verdicts_of("rrl_worlds")
+    verdicts = verdicts_of(NAME)
     assert len(verdicts) == 6
     assert all(found["worlds"] == found["planned"] in (8, 12) for found in verdicts.values())
     assert [key for key, found in verdicts.items() if verdict_row(found) not in PAGE] == []
@@ -53,7 +54,7 @@ def test_what_the_plan_calls_acting_is_told_as_the_ledger_has_it():
 
 
 def test_where_restarts_did_better_than_fresh_attempts_is_told_by_world():
-    worlds = {row["seed"] for row in steps()}
+    worlds = {row["seed"] for row in steps_of(NAME)}
     better = {
         arm: sum(own > fresh for w in worlds for _, _, own, fresh in [success(arm, world=w)]) for arm in RESTARTED
     }
@@ -62,18 +63,12 @@ def test_where_restarts_did_better_than_fresh_attempts_is_told_by_world():
     assert "**Restarts from parts of right answers were right more often**, in seven of eight worlds" in TEXT
 
 
-def right_of(*arms: str) -> float:
-    """Of all restarts of these arms."""
-    ledger = record.read_ledger(RECORD)
-    cells = [cell for arm in arms for cell in ledger[f"critic/{arm}"].values()]
-    return sum(cell["restart_right"] for cell in cells) / sum(cell["restart_rows"] for cell in cells)
-
-
 def test_how_often_restarts_are_right_is_told_as_the_ledger_has_it():
-    by_chance, by_critic, of_right = map(right_of, RESTARTED)
+    ledger = record.read_ledger(RECORD)
+    by_chance, by_critic, of_right = (right(ledger[f"critic/{arm}"].values()) for arm in RESTARTED)
     assert f"Of all restarts in twelve worlds it is {by_critic:.3f} and {by_chance:.3f}" in TEXT
     assert f"and in {of_right:.2f} of all restarts" in TEXT
-    critic, chance = (record.read_ledger(RECORD)[f"critic/{arm}"] for arm in ("rrl", "rrl_random"))
+    critic, chance = ledger["critic/rrl"], ledger["critic/rrl_random"]
     less = [
         share("restart_right", "restart_rows", critic, [world])
         - share("restart_right", "restart_rows", chance, [world])
@@ -91,11 +86,11 @@ def test_what_is_told_of_r3_beside_ppo_follows_from_the_record():
     assert "R^3 also reads {:.2f} prompt tokens for each generated one, PPO {:.2f}".format(*read) in TEXT
     for text in (TEXT, RESULTS_PAGE):
         assert f"not shown to be above PPO: it is {mean_and_interval(paid())}" in text
-    assert f"(p = {6 * verdicts_of('rrl_worlds')['r3_over_ppo']['p']:.2f})" in TEXT
+    assert f"(p = {6 * verdicts_of(NAME)['r3_over_ppo']['p']:.2f})" in TEXT
 
 
 def test_readme_and_docs_tell_verdicts_and_restarts_as_the_record_has_them():
-    verdicts = verdicts_of("rrl_worlds")
+    verdicts = verdicts_of(NAME)
     rows = [
         f"| {of['worlds']} | {of['estimate']:+.3f} | {of['low']:+.3f} to {of['high']:+.3f} | {of['verdict']}"
         for of in verdicts.values()
@@ -106,7 +101,9 @@ def test_readme_and_docs_tell_verdicts_and_restarts_as_the_record_has_them():
     assert f"{own:.2f} against {fresh:.2f}, and {right_own:.2f} against {right_fresh:.2f}" in RESULTS_PAGE
     assert f"the same problems ({own:.2f} against {fresh:.2f}, in eight of these worlds)" in recipe
     assert f"answers more often ({right_own:.2f} against {right_fresh:.2f})" in recipe
-    failed, of_right = right_of(*CRITIC.arms[1:3]), right_of(*CRITIC.arms[3:])
+    ledger = record.read_ledger(RECORD)
+    failed = right([*ledger["critic/rrl"].values(), *ledger["critic/rrl_random"].values()])
+    of_right = right(ledger["critic/rrl_right"].values())
     assert f"{failed:.2f} were right, and {of_right:.2f} of those from parts of right answers" in RESULTS_PAGE
     over, right_over = verdicts["rrl_over_ppo"], verdicts["right_over_ppo"]
     ends, right_ends = (f"{of['low']:+.3f} to {of['high']:+.3f}" for of in (over, right_over))
